@@ -13,10 +13,10 @@ if TYPE_CHECKING:
         CdcPreflightOperator,
         CdcResnapshotOperator,
         CdcSnapshotOperator,
-        CdcStreamOperator,
         CdcVerifyOperator,
     )
     from airflow_provider_cdc.airflow.operators.control import CdcStatusOperator, CdcStopOperator
+    from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
     from airflow_provider_cdc.airflow.sensors.cdc import CdcSnapshotSensor
     from airflow_provider_cdc.airflow.task_group import cdc_pipeline
     from airflow_provider_cdc.config import Pipeline, Sink, Snapshot, Source, Spark, State, Stream
@@ -30,11 +30,11 @@ _HOMES = {
         "CdcPreflightOperator",
         "CdcPlanChunksOperator",
         "CdcSnapshotOperator",
-        "CdcStreamOperator",
         "CdcVerifyOperator",
         "CdcMaintainOperator",
         "CdcResnapshotOperator",
     ),
+    "airflow.operators.stream": ("CdcStreamOperator",),
     "airflow.operators.control": ("CdcStopOperator", "CdcStatusOperator"),
     "airflow.sensors.cdc": ("CdcSnapshotSensor",),
     "airflow.task_group": ("cdc_pipeline",),

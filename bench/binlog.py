@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from uuid import uuid4
@@ -88,7 +87,7 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
     low, high, captured, _ = stretch
     ((uuid,),) = server.execute("SELECT @@server_uuid")
     with tempfile.TemporaryDirectory() as folder:
-        start = Offset(str(uuid), low, "")
+        start = Offset(str(uuid), low.file, low.position, "")
         plan = Plan(
             "bench",
             1,
@@ -108,7 +107,9 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
         began = time.monotonic()
         tasks = [
             pool.submit(StreamJob.stage_range, job, start, middle, "first"),
-            pool.submit(StreamJob.stage_range, job, middle, replace(middle, at=high), "second", 1),
+            pool.submit(
+                StreamJob.stage_range, job, middle, middle.replace(file=high.file, position=high.position), "second", 1
+            ),
         ]
         manifests = [task.result() for task in tasks]
         return time.monotonic() - began, sum(table["rows"] for m in manifests for table in m["tables"])

@@ -53,10 +53,8 @@ class OpenLineageMixin:
         if plan is None:
             return OperatorLineage()
         tables = [plan.tables[index] for index in sorted(self.table_indexes(plan))]
-        sources, copies = (
-            [_source_dataset(run_context, table) for table in tables],
-            [_copy_dataset(run_context, table) for table in tables],
-        )
+        sources = [_source_dataset(run_context, table) for table in tables]
+        copies = [_copy_dataset(run_context, table) for table in tables]
         offset = run_context.resume_state(plan)[0]
         position = {"file": offset.at.file, "position": offset.at.position, "gtid_set": offset.gtid_set}
         facet = _run_facet_class()(
@@ -89,25 +87,20 @@ def _source_dataset(run_context: RunContext, table: TableSchema) -> Any:
 
 
 def _copy_dataset(run_context: RunContext, table: TableSchema) -> Any:
-    from airflow.providers.common.compat.openlineage.facet import (
-        ColumnLineageDatasetFacet,
-        Dataset,
-        Fields,
-        InputField,
-    )
+    from airflow.providers.common.compat.openlineage import facet
 
     namespace, name = source_dataset_name(run_context, table)
     identity_transformation = {"transformationDescription": "", "transformationType": "IDENTITY"}
     fields = {
-        column.name: Fields(
-            inputFields=[InputField(namespace=namespace, name=name, field=column.name)], **identity_transformation
+        column.name: facet.Fields(
+            inputFields=[facet.InputField(namespace=namespace, name=name, field=column.name)], **identity_transformation
         )
         for column in table.copied_columns
     }
     columns = ((field.name, str(field.type)) for field in table.sink_schema)
-    facets = {"schema": _schema_facet(columns), "columnLineage": ColumnLineageDatasetFacet(fields=fields)}
+    facets = {"schema": _schema_facet(columns), "columnLineage": facet.ColumnLineageDatasetFacet(fields=fields)}
     place, folder = copy_dataset_name(run_context.pipeline, table.id)
-    return Dataset(namespace=place, name=folder, facets=facets)
+    return facet.Dataset(namespace=place, name=folder, facets=facets)
 
 
 def _schema_facet(columns: Iterable[tuple[str, str]]) -> Any:

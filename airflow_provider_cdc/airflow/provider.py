@@ -38,19 +38,14 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": _NAME,
-                "python-modules": [
-                    "airflow_provider_cdc.airflow.operators.cdc",
-                    "airflow_provider_cdc.airflow.operators.control",
-                ],
+                "python-modules": [f"airflow_provider_cdc.airflow.operators.{m}" for m in ("cdc", "stream", "control")],
             }
         ],
         "sensors": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.airflow.sensors.cdc"]}],
         "triggers": [
             {
                 "integration-name": _NAME,
-                "python-modules": [
-                    f"airflow_provider_cdc.airflow.triggers.{m}" for m in ("cdc", "stream_end", "asset_windows")
-                ],
+                "python-modules": [f"airflow_provider_cdc.airflow.triggers.{m}" for m in ("cdc", "asset_windows")],
             }
         ],
         "extra-links": ["airflow_provider_cdc.airflow.links.cdc.SparkUiLink"],

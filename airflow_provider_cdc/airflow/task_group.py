@@ -26,19 +26,8 @@ MAP_INDEX_TEMPLATE = "{{ task.group['label'] }}"
 #: Arguments of the tasks, and the parameters of the group that set them.
 _GROUP_ARGUMENTS = {
     "max_active_tis_per_dag": "max_active_groups",
-    "pipeline": "pipeline",
-    **{
-        name: name
-        for name in (
-            "map_published",
-            "catch_up",
-            "on_suspended",
-            "on_lag",
-            "on_purge_risk",
-            "on_failed",
-            "on_recovered",
-        )
-    },
+    **{name: name for name in ("pipeline", "map_published", "catch_up", "on_suspended", "on_lag")},
+    **{name: name for name in ("on_purge_risk", "on_failed", "on_recovered")},
 }
 
 
@@ -109,18 +98,19 @@ def cdc_pipeline(
         plan = CdcPlanChunksOperator(
             **args.for_task("plan", task_id="plan_chunks", pipeline=pipeline, map_published=map_published)
         )
-        snapshot_base = {
-            "task_id": "snapshot",
-            "pipeline": to_plain(pipeline),
-            "max_active_tis_per_dag": max_active_groups,
-        }
-        task_args = args.for_task("snapshot", **snapshot_base, group=None)
-        task_args.pop("group")  # the tasks are mapped over it
-        snapshot = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **task_args}).expand(
-            group=plan.output
+        task_args = args.for_task(
+            "snapshot",
+            task_id="snapshot",
+            pipeline=to_plain(pipeline),
+            max_active_tis_per_dag=max_active_groups,
+            group=None,
         )
+        task_args.pop("group")  # the tasks are mapped over it
+        snapshots = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **task_args})
+        snapshot = snapshots.expand(group=plan.output)
+        waiting = {"deferrable": deferrable, "assets": assets}
         task_args = args.for_task("sensor", task_id="snapshot_complete", pipeline=pipeline)
-        complete = CdcSnapshotSensor(**{"deferrable": deferrable, "assets": assets, **task_args})
+        complete = CdcSnapshotSensor(**{**waiting, **task_args})
         preflight >> plan >> [snapshot, complete]
         upstream: Any = complete
         if stream:
@@ -132,12 +122,11 @@ def cdc_pipeline(
                 "on_recovered": on_recovered,
             }
             task_args = args.for_task("stream", task_id="stream", pipeline=pipeline, catch_up=catch_up, **hooks)
-            upstream = CdcStreamOperator(**{"deferrable": deferrable, "assets": assets, **task_args})
+            upstream = CdcStreamOperator(**{**waiting, **task_args})
             complete >> upstream
         if verify:
-            upstream >> CdcVerifyOperator(
-                **{"assets": assets, **args.for_task("verify", task_id="verify", pipeline=pipeline)}
-            )
+            task_args = args.for_task("verify", task_id="verify", pipeline=pipeline)
+            upstream >> CdcVerifyOperator(**{"assets": assets, **task_args})
     return group
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -282,7 +282,7 @@ class Applier:
         :param manifest: result of :func:`~airflow_provider_cdc.apply.task.merge_manifests`.
         :raises TerminalError: if the batch begins after the resume point, so that changes would be missing.
         """
-        start, end = Offset.from_json(manifest["start"]), replace(Offset.from_json(manifest["end"]), before_ddl=False)
+        start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"]).replace(before_ddl=False)
         if self._offset.at < start.at:
             raise TerminalError(
                 f"a batch begins at {start.at}, but the sink is at {self._offset.at}",

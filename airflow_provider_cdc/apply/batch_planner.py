@@ -6,24 +6,20 @@ A batch ends with the transaction that exhausts a budget of bytes or rows, or be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import OtherHistoryError, TransientError
-from airflow_provider_cdc.model.gtid import gtid_class_of
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry, parse_xa_entry
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
 from airflow_provider_cdc.mysql.client.identity import binlog_end, check_same_server, is_gtid_mode_on, server_identity
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed
+from airflow_provider_cdc.mysql.positions.offset_walk import OffsetWalk
 
 #: Seconds between two checks for new changes.
 _POLL_SECONDS = 0.1
@@ -47,7 +43,7 @@ class BatchPlanner:
     def __init__(
         self,
         connection: Connection[Any],
-        open_at: Callable[[Position], BinlogStream],
+        open_at: OpenStreamAt,
         captured: CapturedTables,
         timeline: Timeline,
         *,
@@ -90,9 +86,8 @@ class BatchPlanner:
         :raises TransientError: if the server's binlog files were renamed.
         """
         check_same_server(server_identity(self._connection), start.server)
-        gtids_on = is_gtid_mode_on(
-            self._connection
-        )  # checked before the end is read: everything after that end then has GTIDs
+        # Checked before the end is read: everything after that end then has GTIDs.
+        gtids_on = is_gtid_mode_on(self._connection)
         target = binlog_end(self._connection)
         if target.file != start.at.file and are_files_renamed(self._connection, start.at):
             raise TransientError(
@@ -104,14 +99,13 @@ class BatchPlanner:
             raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
         if target == start.at or start.before_ddl:
             return start
-        self._binlog.expect_offset(start)
         batch_end = self._walk(start, target, gtids_on, max_bytes, max_rows)
         if isinstance(batch_end, Offset):
             return batch_end
         # The walk went past the DDL, so walk the part before it again.
         end_before_ddl = self._walk(start, batch_end, gtids_on, max_bytes, max_rows) if start.at < batch_end else start
         assert isinstance(end_before_ddl, Offset)
-        return replace(end_before_ddl, before_ddl=True)
+        return end_before_ddl.replace(before_ddl=True)
 
     def _walk(
         self, start: Offset, target: Position, gtids_on: bool, max_bytes: int, max_rows: int
@@ -121,44 +115,13 @@ class BatchPlanner:
         :param gtids_on: whether all transactions after the target have GTIDs.
         :returns: the end; or the position of a DDL that must be followed.
         """
-        kind: Any = gtid_class_of(start.server)
-        gtids, applied_gtids, at, size, rows = (
-            kind.parse(start.gtid_set),
-            kind.parse(start.already_applied),
-            start.at,
-            0,
-            0,
-        )
-        open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
-        while at < target and size < max_bytes and rows < max_rows:
-            # The budget within this file; it is checked again at the end of the file.
-            end = min(target, Position(at.file, at.position + max_bytes - size))
-            for step in self._binlog.steps(at, end, max_rows - rows):
-                if step.transaction is not None and step.transaction.altered_tables:
-                    return Position(step.transaction.file, step.transaction.start_position)
-                rows += step.counted_rows
-                here = Position(step.file, step.position)
-                size += here.position - at.position if here.file == at.file else here.position
-                at = here
-                # The first offset of an older version may include a few GTIDs from just after its position.
-                if step.gtids:
-                    new_gtids = kind.parse(",".join(step.gtids))
-                    if start.file_start_time and (repeated := gtids.repeated_in(new_gtids)):
-                        raise OtherHistoryError(
-                            f"{repeated} is in the binlog of the server before {at}, but was already read"
-                        )
-                    gtids = gtids.union(new_gtids)
-                if step.transaction is not None:
-                    track_xa(step.transaction, open_xa)
-                if applied_gtids:
-                    applied_gtids = applied_gtids.minus_all(step.gtids)
-        # If the start offset does not know when the file began, neither does the end in the same file.
-        file_began = (
-            self._binlog.file_start_times.get(at.file, 0) if start.file_start_time or at.file != start.at.file else 0
-        )
-        numbered = gtids_on and (start.gtid_mode_on or target <= at)
-        return Offset(
-            start.server, at, str(gtids), tuple(sorted(open_xa.values())), str(applied_gtids), file_began, numbered
+        walk = OffsetWalk(self._binlog, start)
+        for item in walk.walk_to(target, max_bytes, max_rows):
+            if item is not None and item.altered_tables:
+                return Position(item.file, item.start_position)
+        numbered = gtids_on and (start.gtid_mode_on or target <= walk.at)
+        return walk.make_offset(
+            file_start_time=self._binlog.file_start_times.get(walk.at.file, 0), gtid_mode_on=numbered
         )
 
     def find_range_ends(
@@ -173,10 +136,8 @@ class BatchPlanner:
         """
         ends, target, at = list[Offset](), binlog_end(self._connection), start
         available_bytes = target.position - start.at.position if target.file == start.at.file else max_bytes
-        size, rows = (
-            min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count))),
-            -(-max_rows // reader_count),
-        )
+        size = min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count)))
+        rows = -(-max_rows // reader_count)
         while (
             len(ends) < reader_count
             and len(ends) * size < max_bytes
@@ -191,16 +152,3 @@ class BatchPlanner:
         """Close the binlog stream and the connection."""
         self._binlog.close()
         self._connection.close()
-
-
-def track_xa(transaction: Transaction, open_xa: dict[str, str]) -> None:
-    """Update the open XA transactions, a dictionary of entries by name.
-
-    A transaction that ends without an entry was prepared before the dictionary was begun: its rows are found by looking
-    back in the binlog.
-    """
-    if transaction.xa_prepared is not None:
-        start = Position(transaction.file, transaction.start_position) if transaction.prepared_rows else None
-        open_xa[transaction.xa_prepared] = format_xa_entry(transaction.xa_prepared, start)
-    if transaction.xa_finished is not None:
-        open_xa.pop(transaction.xa_finished, None)

@@ -9,10 +9,8 @@ resume point moves past the DDL with the next batch. The argument is in docs/cor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, stream_marker
 from airflow_provider_cdc.apply.task import retry_in_next_epoch
@@ -83,12 +81,10 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
     )
     failpoint("definition.after_write")
     renewed = context.require_plan()
-    apply_pending_definition(context, renewed, index, applier.fence)
+    apply_pending_amendments(context, renewed, index, applier.fence)
     message = f"{_statement_type(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
     message += describe_change(plan.tables[index], change.definition)
-    with suppress(CdcError, SQLAlchemyError):  # informational only
-        store.add_event(plan.pipeline, "schema_change", message, table=plan.tables[index].label)
-    context.reporter.line(message)
+    context.report_event(store, "schema_change", message, table=plan.tables[index].label)
     return renewed, index
 
 
@@ -101,7 +97,7 @@ def rejoined_marker(plan: Plan) -> str:
 
 
 def apply_pending_definitions(context: RunContext, plan: Plan, fence: Fence) -> dict[int, TerminalError]:
-    """Apply :func:`apply_pending_definition` to all active tables.
+    """Apply :func:`apply_pending_amendments` to all active tables.
 
     :param fence: fence of the epoch.
     :returns: the error of each table for which that is not possible, by index.
@@ -110,7 +106,7 @@ def apply_pending_definitions(context: RunContext, plan: Plan, fence: Fence) -> 
     errors = {}
     for index in plan.active_tables:
         try:
-            apply_pending_definition(context, plan, index, fence)
+            apply_pending_amendments(context, plan, index, fence)
         except FencedError:
             raise
         except TerminalError as error:
@@ -118,7 +114,7 @@ def apply_pending_definitions(context: RunContext, plan: Plan, fence: Fence) -> 
     return errors
 
 
-def apply_pending_definition(context: RunContext, plan: Plan, index: int, fence: Fence) -> None:
+def apply_pending_amendments(context: RunContext, plan: Plan, index: int, fence: Fence) -> None:
     """Give a copy the rows of a stored rejoin and the columns of the stored definitions, unless it has them already.
 
     :raises TerminalError: if the sink refuses that; the error names the table.
@@ -126,7 +122,7 @@ def apply_pending_definition(context: RunContext, plan: Plan, index: int, fence:
     marker = definition_marker(plan.pipeline)
     with name_table_in_errors(plan.tables[index]):
         if (rejoin := _pending_rejoin(context, plan, index)) is not None:
-            files = [DataFile(**file) for file in rejoin.slices]
+            files = [DataFile.from_json(file) for file in rejoin.slices]
             table_fence = generation_fence(plan, index)
             markers = {rejoined_marker(plan): rejoin.revision, stream_marker(plan.pipeline): rejoin.seq}
             failpoint("rejoin.before_exchange")
@@ -218,16 +214,14 @@ def _alteration_of(
     index = _first_altered_table(plan, transaction)
     table = plan.tables[index]
     with closing(connect(context.connect_args)) as connection:
-        server_flavour, case_sensitive = (
-            read_server_traits(connection),
-            query_value(connection, "SELECT @@global.lower_case_table_names") == "0",
-        )
+        server = read_server_traits(connection)
+        case_sensitive = query_value(connection, "SELECT @@global.lower_case_table_names") == "0"
     try:
         if len({fold_table(name) for name in transaction.altered_tables}) > 1:
             raise DdlNotFollowed("it changes several captured tables")
         if transaction.may_be_temporary:
             raise DdlNotFollowed("its session uses temporary tables and may mean one of this name")
-        change = apply_ddl(table, query.sql, query.database, query.session, server_flavour)
+        change = apply_ddl(table, query.sql, query.database, query.session, server)
         if fold_table(change.table) != fold_table(table.id):
             raise DdlNotFollowed("it names the table in a way that is not understood")
         if case_sensitive and change.table != table.id:  # a different case means a different table
@@ -235,7 +229,7 @@ def _alteration_of(
                 return index, Alteration(change.table, table)
             index = [one.id for one in plan.tables].index(change.table)
             table = plan.tables[index]
-            change = apply_ddl(table, query.sql, query.database, query.session, server_flavour)
+            change = apply_ddl(table, query.sql, query.database, query.session, server)
         change = adapt_alteration(context, table, change)
         _check_definition_known(plan, index, change)
         if table.fingerprint() != change.definition.fingerprint() and not applier.has_passed_snapshot(index):
@@ -247,7 +241,7 @@ def _alteration_of(
         place = f"{transaction.file}:{transaction.start_position}"
         # This is no temporary table of that name: for those, servers log DROP TEMPORARY TABLE, whatever the session
         # wrote. (MySQL also marks every DROP TABLE as coming from a session with temporary tables.)
-        dropped = drops_table(table.id, query.sql, query.database, query.session, server_flavour, exact=case_sensitive)
+        dropped = drops_table(table.id, query.sql, query.database, query.session, server, exact=case_sensitive)
         reason = "it drops the table" if dropped else error
         message = f"{_statement_type(query)} on captured table {table.label}, at {place}: {reason}"
         raise NotFollowedError(message, FRESH_SINK_REMEDY, table=table.label, place=place, dropped=dropped) from None
@@ -282,7 +276,7 @@ def _check_definition_known(plan: Plan, index: int, change: Alteration) -> None:
     before = {column.name: column for column in plan.tables[index].columns}
     for column in change.definition.columns:
         old = before.get(column.name)
-        if column.name in change.changed and old is not None and replace(column, nullable=old.nullable) == old:
+        if column.name in change.changed and old is not None and column.replace(nullable=old.nullable) == old:
             raise DdlNotFollowed(
                 f"the stream began in the past, and column {column.name} may have been different before this: choose "
                 "a later stream.start"
@@ -299,7 +293,7 @@ def adapt_alteration(context: RunContext, before: TableSchema, change: Alteratio
         *table.excluded,
         *(name for name in change.added if not context.pipeline.copies_column(table.database, table.name, name)),
     }
-    table = replace(table, excluded=tuple(c.name for c in table.columns if c.name in left_out))
+    table = table.replace(excluded=tuple(c.name for c in table.columns if c.name in left_out))
     table = context.schema_policy.decide_definition(before, table)
     check_reused_names(before, table, change.added)
     if reason := column_name_problem(table):

@@ -9,33 +9,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
 from airflow_provider_cdc.model.definition_history import CapturedTables, histories_by_table
 from airflow_provider_cdc.model.errors import OtherServerError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.model.gtid import gtid_class_of
-from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import SEQ_COLUMN, TableSchema
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows, parse_xa_entry, read_prepared_rows
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.sinks.files.layout import Layout, read_plan
 from airflow_provider_cdc.sinks.protocol import ChangeStaging, ChangeWriter, PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, sum_counts
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_record
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.apply.batch_planner import BatchPlanner
+    from airflow_provider_cdc.mysql.binlog.walk.changes import RowChanges
 
-#: Bytes of binlog rows that are buffered as changes before they are written.
-_FLUSH_BYTES = 16 << 20
 #: The plan of the epoch that this process last worked for.
 _PLAN_CACHE: dict[tuple[str, str, int, int], Plan] = {}
 
@@ -86,7 +83,8 @@ class StreamJob:
         """Return the plan that this section uses. A process reads it from the sink once."""
         key = (self.storage.location(), self.pipeline, self.epoch, self.section)
         if self.plan_file is not None:
-            plan = Plan.from_json(read_json(self.storage, self.plan_file))
+            plan = read_record(self.storage, self.plan_file, Plan)
+            assert plan is not None  # it is written before the job
         elif key in _PLAN_CACHE:
             plan = _PLAN_CACHE[key]
         else:
@@ -99,15 +97,8 @@ class StreamJob:
             lambda table: self.deletes.mode_of(table) == SOFT
         )
 
-    def _open_binlog(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
-        return BinlogStream(
-            self.connect_args,
-            server_id=replica[0],
-            replica_uuid=replica[1],
-            file=at.file,
-            position=at.position,
-            server=self.timeline.server,
-        )
+    def _binlog_source(self, replica: tuple[int, str]) -> BinlogSource:
+        return BinlogSource(self.connect_args, self.timeline.server, replica)
 
     def make_planner(self) -> BatchPlanner:
         """Return a batch planner for this stream."""
@@ -116,7 +107,7 @@ class StreamJob:
         tables, connection = self._captured_tables(self.load_plan()), connect(self.connect_args)
         return BatchPlanner(
             connection,
-            lambda at: self._open_binlog(at, self.planner_replica),
+            self._binlog_source(self.planner_replica).open,
             tables,
             self.timeline,
             stop_at_ddl=self.follows_ddl,
@@ -171,84 +162,64 @@ class StreamJob:
     def _stage_range(self, start: Offset, end: Offset, attempt: str, reader_index: int) -> dict[str, Any]:
         # Compiled kernels: drivers do not need them.
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-        from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
+        from airflow_provider_cdc.mysql.binlog.walk.changes import RowChanges, Truncation, read_changes
+        from airflow_provider_cdc.mysql.positions.xa_lookback import select_open_xa, track_prepared_xa
 
         failpoint("batch.before_read")
         plan = self.load_plan()
-        name = f"epoch-{self.epoch}/{self.timeline.seq(start.at)}-{attempt}"
-        outputs = _RangeOutputs(self.sink.change_staging(), plan, name, self.deletes)
-
-        def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
-            # Changes that the sink already has, because the previous server had committed them earlier.
-            applied_seqs = (
-                [seq for seq, gtid in binlog.take_gtids().items() if gtid and gtid in applied_gtids]
-                if applied_gtids
-                else []
-            )
-            for table, batch in changes:
-                if table.fingerprint() != tables[table.id].newest.fingerprint():
-                    at = self.timeline.position(batch[SEQ_COLUMN][0].as_py())
-                    raise TerminalError.for_table(
-                        f"rows of {table.label} at {at} have the definition from before an ALTER: their XA transaction "
-                        "was prepared before it",
-                        table.label,
-                        place=str(at),
-                    )
-                unapplied = (
-                    batch.filter(pc.invert(pc.is_in(batch[SEQ_COLUMN], pa.array(applied_seqs, pa.int64()))))
-                    if applied_seqs
-                    else batch
-                )
-                if unapplied.num_rows:
-                    outputs.for_table(table).add(unapplied)
-
-        def open_at(at: Position) -> BinlogStream:
-            return self._open_binlog(at, self.reader_replicas[reader_index])
-
-        tables = self._captured_tables(plan)
+        tables, source = self._captured_tables(plan), self._binlog_source(self.reader_replicas[reader_index])
         newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.is_suspended]
         text_decoders = load_decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
-        # A transaction without rows may end here and be prepared again under its name: both offsets list it alike.
-        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_xa_entry(text)[1] is None)
-        lookback = make_xa_lookback(self.connect_args, start.server, tables, start.at)
-        prepared = PreparedXaRows(read_prepared_rows(ending, open_at, tables), lookback.prepared_rows, tables)
+        prepared = track_prepared_xa(source, tables, start.at, select_open_xa(start, end))
+        # Transactions that the sink already has, because the previous server had committed them earlier.
         applied_gtids = gtid_class_of(start.server).parse(start.already_applied)
         # Where the planner has walked, it has already queried the indirect writes to captured tables.
         indirect_writes = (
             IndirectWrites if self.plan_file is None else partial(_find_indirect_writes, self.connect_args, tables)
         )
         binlog = BinlogReader(
-            open_at,
+            source.open,
             tables,
             self.timeline,
             text_decoders,
             with_gtids=bool(applied_gtids),
             indirect_writes=indirect_writes,
         )
-        try:
-            binlog.expect_offset(start)
-            for step in binlog.steps(start.at, end.at):
-                if step.transaction is not None and applied_gtids and step.transaction.gtid in applied_gtids:
-                    prepared.track(step.transaction)
-                elif step.transaction is not None:
-                    seq = self.timeline.seq(Position(step.file, step.position))
-                    if step.transaction.emptied_table is not None:
-                        write(binlog.take_changes())
-                        outputs.empty(tables[step.transaction.emptied_table].newest, seq, step.transaction.commit_us)
-                    for _ in binlog.decode_rows(
-                        prepared.visible_rows(step.transaction), seq, step.transaction.commit_us
-                    ):
-                        write(binlog.take_changes())
-                if binlog.held_bytes >= _FLUSH_BYTES:
-                    # The last transaction of a batch is in the file in which the batch ends.
-                    is_last = step.file == end.at.file and step.is_beyond(start.at, self.max_batch_bytes)
-                    write(binlog.take_changes(end.at if is_last else None))
-            write(binlog.take_changes())
-        finally:
-            binlog.close()
+        name = f"epoch-{self.epoch}/{self.timeline.seq(start.at)}-{attempt}"
+        outputs = _RangeOutputs(self.sink.change_staging(), plan, name, self.deletes)
+        with closing(binlog):
+            binlog.remember_file_start(start)
+            for change in read_changes(
+                binlog,
+                start.at,
+                end.at,
+                prepared,
+                applied_gtids=applied_gtids,
+                range_bytes=self.max_batch_bytes,
+            ):
+                if isinstance(change, RowChanges):
+                    self._check_definition(tables, change)
+                    outputs.for_table(change.table).add(change.batch)
+                elif isinstance(change, Truncation):
+                    outputs.empty(tables[change.table].newest, change.seq, change.commit_us)
         outputs.close()
         failpoint("batch.after_read")
         return {"start": start.to_json(), "end": end.to_json(), **outputs.manifest()}
+
+    def _check_definition(self, tables: CapturedTables, changes: RowChanges) -> None:
+        """Check that rows have the table's newest definition.
+
+        :raises TerminalError: if they do not: those of an XA transaction, which become visible after a DDL.
+        """
+        table = changes.table
+        if table.fingerprint() != tables[table.id].newest.fingerprint():
+            at = self.timeline.position(changes.batch[SEQ_COLUMN][0].as_py())
+            raise TerminalError.for_table(
+                f"rows of {table.label} at {at} have the definition from before an ALTER: their XA transaction was "
+                "prepared before it",
+                table.label,
+                place=str(at),
+            )
 
 
 def _find_indirect_writes(connect_args: dict[str, Any], tables: CapturedTables) -> IndirectWrites | None:

@@ -102,9 +102,9 @@ def read_coverage(context: RunContext, plan: Plan, tables: Sequence[SinkTable]) 
             for manifest in ChunkGroup(context, plan, group).read_manifest(attempt):
                 if manifest["table"] in table_indexes:
                     rows[manifest["table"]] += manifest["file"]["rows"]
-                    segment = entry_timeline(plan, manifest)
+                    segment = entry_timeline(manifest)
                     files[manifest["table"]] |= {
-                        (segment.first_ordinal, *binlog_files) for binlog_files in manifest.get("binlogs", {}).items()
+                        (segment.first_ordinal, *binlog_files) for binlog_files in manifest["binlogs"].items()
                     }
                     for chunk in manifest["chunks"]:
                         marks[chunk["no"]] = segment.seq(Position.from_json(chunk["hw"]))
@@ -145,14 +145,14 @@ def published_attempts_in(plan: Plan, index: int, sink_table: SinkTable) -> dict
     return published if len(published) == len(attempts) else None
 
 
-def entry_timeline(plan: Plan, entry: Mapping[str, Any]) -> Timeline:
+def entry_timeline(entry: Mapping[str, Any]) -> Timeline:
     """Return the timeline segment that the positions in a manifest entry belong to."""
-    return Timeline.from_json(entry["lineage"]) if "lineage" in entry else plan.timeline.newest_segment
+    return Timeline.from_json(entry["lineage"])
 
 
-def entry_resume_point(plan: Plan, entry: Mapping[str, Any]) -> Offset:
+def entry_resume_point(entry: Mapping[str, Any]) -> Offset:
     """Return the resume point from before a manifest entry's file was read. Changes that it lacks come after it."""
-    return Offset.from_json(entry["since"]) if "since" in entry else plan.p0
+    return Offset.from_json(entry["since"])
 
 
 @dataclass(frozen=True)
@@ -226,12 +226,8 @@ class ChunkGroup:
         """Return the highest attempt that left any files, so that a lost state database does not count from 1 again."""
         return max([*self._complete_attempt_numbers(), *(attempt for attempt, _ in self._attempt_files())], default=0)
 
-    def has_complete_attempt(self) -> bool:
-        """Return whether any attempt was completed, so that it may have been published."""
-        return any(True for _ in self._complete_attempt_numbers())
-
     def count_complete_attempts(self) -> int:
-        """Return how many attempts were completed."""
+        """Return how many attempts were completed, so that one of them may have been published."""
         return sum(1 for _ in self._complete_attempt_numbers())
 
     def _complete_attempt_numbers(self) -> Iterator[int]:
@@ -281,7 +277,7 @@ class ChunkGroup:
         """
         entries = self.write_manifest(attempt, entries)
         for index in sorted({entry["table"] for entry in entries}):
-            files = [DataFile(**entry["file"]) for entry in entries if entry["table"] == index]
+            files = [DataFile.from_json(entry["file"]) for entry in entries if entry["table"] == index]
 
             def decide(markers: Markers, files: list[DataFile] = files) -> PublishSlices | None:
                 return PublishSlices(files) if markers.get(self.marker) is None else None
@@ -340,7 +336,7 @@ class ChunkGroup:
     def _is_valid_slice(self, manifest: Mapping[str, Any]) -> bool:
         """Return whether a slice matches its manifest, and the manifest matches the plan."""
         chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
-        begin, seq = entry_resume_point(self.plan, manifest).at, entry_timeline(self.plan, manifest).seq
+        begin, seq = entry_resume_point(manifest).at, entry_timeline(manifest).seq
         return (
             [c["no"] for c in manifest["chunks"]] == [c.number for c in chunks]
             and manifest["fingerprint"] == table.fingerprint()
@@ -350,7 +346,7 @@ class ChunkGroup:
                 for low, high in map(watermarks_of, manifest["chunks"])
             )
             and sum(c["rows"] for c in manifest["chunks"]) == manifest["file"]["rows"]
-            and self.tables[manifest["table"]].is_staged(DataFile(**manifest["file"]))
+            and self.tables[manifest["table"]].is_staged(DataFile.from_json(manifest["file"]))
         )
 
     def read_totals(self, attempts: Mapping[int, int]) -> GroupTotals:
@@ -366,7 +362,7 @@ class ChunkGroup:
         ]
         chunks = tuple(row for attempt, entry in listed for row in chunk_entries(attempt, entry))
         marks = [
-            (entry_timeline(self.plan, entry).seq(position), position)
+            (entry_timeline(entry).seq(position), position)
             for _, entry in listed
             for chunk in entry["chunks"]
             for position in watermarks_of(chunk)
@@ -385,9 +381,8 @@ class ChunkGroup:
         totals, attempt = self.read_totals(published), max(published.values())
         state_database.record_published_chunks(plan.pipeline, plan.generation, to_chunk_results(totals.chunks))
         failpoint("books.after_chunks")
-        low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
         state_database.record_published_group(
-            plan.pipeline, plan.generation, self.number, expected_attempt, attempt, totals.rows, low, high
+            plan.pipeline, plan.generation, self.number, expected_attempt, attempt, totals.rows
         )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.staged_read import FIRST_READ_NUMBER
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, open_stream_to_end
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource, OpenStreamAt
 from airflow_provider_cdc.runtime.run_context import RunContext
 
 
@@ -62,4 +61,4 @@ def replica_ids(
 
 def binlog_opener(context: RunContext, group: int, attempt: int) -> OpenStreamAt:
     """Return a function that opens the binlog with a worker's server id, for use before the workers start."""
-    return partial(open_stream_to_end, context.connect_args, *replica_ids(context, group, attempt, 1)[0][0])
+    return BinlogSource(context.connect_args, replica=replica_ids(context, group, attempt, 1)[0][0]).open_to_end

@@ -13,27 +13,25 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.config.load_limits import LoadLimits
-from airflow_provider_cdc.model.definition_history import histories_by_table
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk, Plan, cut_into_slices
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
 from airflow_provider_cdc.mysql.client.catalog import check_same_definition
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.client.throttle import Throttle
-from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import file_start_time
 from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
 from airflow_provider_cdc.sinks.files.attempt_signals import AttemptSignals
 from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -116,9 +114,11 @@ class _SliceReader:
         self._read_chunk_parts = read_parts
         layout, storage = job.layout, job.storage
         copies = job.replica_ids[worker]
-        self._job, self._replica_id = job, copies[task_copy % len(copies)]
-        group_plan = read_json(storage, layout.group_plan(job.generation, job.group))
-        self._plan = Plan.from_json(group_plan).with_zero_dates(job.zero_dates)
+        self._job = job
+        self._binlog_source = BinlogSource(job.connect_args, job.timeline.server, copies[task_copy % len(copies)])
+        group_plan = read_record(storage, layout.group_plan(job.generation, job.group), Plan)
+        assert group_plan is not None  # it is written before the job
+        self._plan = group_plan.with_zero_dates(job.zero_dates)
         self._slices = cut_into_slices(self._plan.chunks)
         notes = AttemptSignals(storage, layout.signals_folder(job.generation, job.group, job.attempt))
         self._raise_if_stopped = notes.raise_if_stopped
@@ -193,9 +193,7 @@ class _SliceReader:
 
     def _read_chunk(self, table: TableSchema, chunk: Chunk, chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
         count, started = 0, time.monotonic()
-        parts = self._read_chunk_parts(
-            self._connection, self._window_reader_for(chunk.table), table, chunk, self._job.timeline, self._watermarks
-        )
+        parts = self._read_chunk_parts(self._window_reader_for(chunk.table), table, chunk, self._watermarks)
         with closing(parts):
             for part in parts:
                 self._throttle.record_chunk(started, part.rows.num_rows, part.rows.nbytes)
@@ -215,31 +213,17 @@ class _SliceReader:
                 started = time.monotonic()
         chunk_entries.append(entry)
 
-    def _open_binlog(self, position: Position) -> BinlogStream:
-        server_id, replica_uuid = self._replica_id
-        return BinlogStream(
-            self._job.connect_args,
-            server_id=server_id,
-            replica_uuid=replica_uuid,
-            file=position.file,
-            position=position.position,
-            server=self._job.timeline.server,
-        )
-
     def _window_reader_for(self, index: int) -> WindowReader:
         from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
-        from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 
         table = self._plan.tables[index]
         if self._window_reader is None or self._window_reader.table is not table:
             self._close_window_reader()
-            lineage = self._job.timeline
-            definitions = self._plan.definitions_for(lineage)[index]
+            timeline = self._job.timeline
             texts = load_decoders(lambda: nullcontext(self._connection), [table])
-            find_definition = partial(
-                make_xa_lookback, self._job.connect_args, lineage.server, histories_by_table([definitions])
+            self._window_reader = WindowReader(
+                self._binlog_source, self._plan.definitions_for(timeline)[index], timeline, texts
             )
-            self._window_reader = WindowReader(self._open_binlog, definitions, lineage, find_definition, texts)
         return self._window_reader
 
     def _close_window_reader(self) -> None:
@@ -250,8 +234,7 @@ class _SliceReader:
         """Return when the server began a binlog file."""
         if file not in self._file_begin_times:
             self._close_window_reader()
-            offset = Offset(self._job.timeline.server, Position(file, 0), "")
-            self._file_begin_times[file] = with_file_start_time(offset, self._open_binlog).file_start_time
+            self._file_begin_times[file] = file_start_time(self._binlog_source.open, file)
         return self._file_begin_times[file]
 
 

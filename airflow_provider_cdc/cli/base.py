@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +20,7 @@ FILE_OPTION = click.option(
     "-f", "--file", "path", required=True, type=click.Path(exists=True, dir_okay=False), help="Pipeline file (YAML)."
 )
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+TABLE_OPTION = click.option("--table", required=True, help="The table, as database.table.")
 #: Passwords that must not appear in any output.
 known_secrets: list[str] = []
 
@@ -74,8 +75,7 @@ def open_for_run(
             context.reporter.line(f"{result.level}: {result}")
         if need_snapshot:
             context.require_plan()
-        store = context.open_state_database()
-        try:
+        with closing(context.open_state_database()) as store:
             if not allow_stream:
                 context.liveness.refuse_if_running(store, context.pipeline.name)
             spark = start_session(context.pipeline.name, *context.spark_config)
@@ -83,5 +83,3 @@ def open_for_run(
                 yield context, store, spark
             finally:
                 spark.stop()
-        finally:
-            store.close()

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE_OPTION, cli, open_context
+from airflow_provider_cdc.cli.base import FILE_OPTION, TABLE_OPTION, cli, open_context
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import StateDatabase
 
 BY_OPTION = click.option("--by", metavar="NAME", help="Name recorded as the requester (default: OS user).")
-TABLE_OPTION = click.option("--table", required=True, help="The table, as database.table.")
 
 
 @contextmanager
@@ -88,14 +87,11 @@ def suspend(path: str, table: str, by: str | None) -> None:
 @FILE_OPTION
 def reload(path: str) -> None:
     """Apply the table list in the file to the running stream."""
-    from airflow_provider_cdc.resnapshot.reload_tables import reload_tables
+    from airflow_provider_cdc.resnapshot.membership import reload_tables
 
     with open_context(path) as context:
-        store = context.open_state_database()
-        try:
+        with closing(context.open_state_database()) as store:
             changes = reload_tables(context, store)
-        finally:
-            store.close()
         if changes is None:
             click.echo("no stream is running: the next one will copy the tables in the file")
             return

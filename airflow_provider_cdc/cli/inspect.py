@@ -6,12 +6,11 @@ import json
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, cli, open_context
+from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, TABLE_OPTION, cli, open_context
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, NotReadyError, TerminalError, TransientError
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
 @cli.command()
 @FILE_OPTION
 @JSON_OPTION
-@click.option("--table", required=True, help="The table, as database.table.")
+@TABLE_OPTION
 @click.option(
     "--key", "keys", required=True, multiple=True, help="Key value, in key order, or COLUMN=VALUE. Repeatable."
 )
@@ -152,16 +151,14 @@ def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None
 @JSON_OPTION
 def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
-    from airflow_provider_cdc.observe.status import read_status
+    from airflow_provider_cdc.observe.status import describe_unreadable_copies, read_status
     from airflow_provider_cdc.observe.status_text import status_lines
 
     with open_context(path) as context:
         report = read_status(context)
-        if as_json:
-            click.echo(json.dumps(report, indent=2))
-            return
-        for line in status_lines(report):
-            click.echo(line)
+        click.echo(json.dumps(report, indent=2) if as_json else "\n".join(status_lines(report)))
+        if problem := describe_unreadable_copies(report):
+            raise TerminalError(problem, "The rows of these tables say why, and what to do")
 
 
 @cli.command()
@@ -171,24 +168,26 @@ def status(path: str, as_json: bool) -> None:
 @click.option("--listen", metavar="HOST:PORT", help="Serve GET /metrics there until interrupted.")
 def metrics(path: str, every: bool, output: str | None, listen: str | None) -> None:
     """Print the pipeline's metrics in Prometheus format. Reads only the state database."""
-    from airflow_provider_cdc.observe.metric_definitions import prometheus_text
-    from airflow_provider_cdc.observe.metrics import measure_pipeline, serve_metrics, write_atomically
+    from prometheus_client import generate_latest
+
+    from airflow_provider_cdc.observe.metrics import Measurement, measure_pipeline
+    from airflow_provider_cdc.observe.prometheus import make_registry, serve_metrics, write_metrics_file
 
     if output and listen:
         raise click.UsageError("--output and --listen are mutually exclusive")
     with open_context(path) as context:
 
-        def render() -> str:
+        def measure() -> list[Measurement]:
             with closing(context.open_state_database(migrate=False)) as store:
                 names = store.pipeline_names() if every else [context.pipeline.name]
-                return prometheus_text(measurement for name in names for measurement in measure_pipeline(store, name))
+                return [measurement for name in names for measurement in measure_pipeline(store, name)]
 
         if listen:
-            serve_metrics(listen, render, context.reporter.line)
+            serve_metrics(listen, measure, context.reporter.line)
         elif output:
-            write_atomically(render(), Path(output))
+            write_metrics_file(measure, output)
         else:
-            click.echo(render(), nl=False)
+            click.echo(generate_latest(make_registry(measure)).decode(), nl=False)
 
 
 def _plan_json(context: RunContext, plan: Plan, written: bool, snapshot_forecast: SnapshotForecast) -> dict[str, Any]:

@@ -1,22 +1,23 @@
-"""Commands that run phases: they read the source and write the sink."""
+"""Commands that write the sink: they run phases, or uninstall the pipeline."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, cli, open_context, open_for_run
-from airflow_provider_cdc.model.errors import CdcError, TransientError, UnexpectedError
+from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, TABLE_OPTION, cli, open_context, open_for_run
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError, UnexpectedError
 from airflow_provider_cdc.model.supervision import RestartHistory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_cdc.maintenance.uninstall import PipelineData
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import StateDatabase
 
@@ -68,15 +69,37 @@ def maintain(path: str, as_json: bool, purge: bool) -> None:
 
 @cli.command()
 @FILE_OPTION
-@click.option("--table", required=True, help="The table, as database.table.")
+@TABLE_OPTION
 @click.option("--where-key", metavar="CONDITION", help='Only rows whose key matches, e.g. "id >= 100 AND id < 200".')
 def resnapshot(path: str, table: str, where_key: str | None) -> None:
     """Re-snapshot a table, with or without a running stream. A suspended table resumes afterwards."""
     from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
-    from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
+    from airflow_provider_cdc.resnapshot.read import run_resnapshot
 
     with open_for_run(path, need_snapshot=True, allow_stream=True) as (context, store, spark):
         run_resnapshot(context, store, table, where_key, spark_runner(spark, context.reporter.line))
+
+
+@cli.command()
+@FILE_OPTION
+@click.option("--tables", is_flag=True, help="Also delete the sink tables.")
+@click.option("--yes", is_flag=True, help="Actually delete. Without this flag, only list what would be deleted.")
+def forget(path: str, tables: bool, yes: bool) -> None:
+    """Uninstall the pipeline: delete its state and, with --tables, its copies."""
+    from airflow_provider_cdc.maintenance.uninstall import delete_pipeline, find_pipeline_data, open_state_database
+
+    with open_context(path) as context:
+        store = open_state_database(context)
+        with nullcontext() if store is None else closing(store):
+            data = find_pipeline_data(context, store)
+            if not (data.row_counts or data.internal_folders):
+                click.echo(f"nothing is left of {context.pipeline.name} at {context.storage.location()}")
+                return
+            _show_data(data, context.pipeline.name, tables=tables, yes=yes)
+            if not yes:
+                raise NotReadyError("nothing was deleted", "Run this again with --yes to delete")
+            delete_pipeline(context, store, data, delete_tables=tables)
+        click.echo(f"{context.pipeline.name} is forgotten")
 
 
 def _run_snapshot(context: RunContext, store: StateDatabase, spark: SparkSession) -> None:
@@ -126,3 +149,18 @@ def _newest_epoch(context: RunContext, store: StateDatabase, *, with_batches: bo
         if run is not None and (run.batches or not with_batches):
             return run.epoch
     return 0
+
+
+def _show_data(data: PipelineData, name: str, *, tables: bool, yes: bool) -> None:
+    click.echo(f"data of {name} that {'is' if yes else 'would be'} deleted:")
+    for folder in [*data.internal_folders, *(data.table_folders if tables else ())]:
+        what = f"table {folder.table}, " if folder.table else ""
+        click.echo(f"  {what}{folder.location}: {folder.file_count:,} files, {folder.size:,} bytes")
+    if data.row_counts:
+        click.echo(
+            f"  state database: {', '.join(f'{count:,} of {table}' for table, count in data.row_counts.items())}"
+        )
+    if data.table_folders and not tables:
+        click.echo("these tables are kept but will no longer be updated:")
+        for folder in data.table_folders:
+            click.echo(f"  table {folder.table}, {folder.location}")

@@ -1,12 +1,12 @@
 """The pipeline: its sections, patterns, connections and settings.
 
 ``pipeline.Pipeline`` is built from YAML or in Python, and checks every key and value; ``sections`` has ``Source``,
-``Snapshot``, ``Stream``, ``State``, ``Alerts`` and ``Spark``, and ``sink_section`` has ``Sink`` with
-``sink_arguments``, what a sink gets. A new setting begins here. ``connections`` resolves Airflow connections from the
-environment, and ``tls`` says what a server must prove first; ``store_access`` does the same for object stores.
-``spark_conf`` checks masters and settings of Spark. ``sink_kinds`` names the class of each kind of sink.
-``fingerprint`` tells a running stream which settings have changed. Used by every room above it; it imports nothing
-heavy, since Airflow parses DAG files all the time.
+``Snapshot``, ``Stream``, ``State``, ``Alerts`` and ``Spark``, and ``sink_section`` has ``Sink``. A new setting begins
+here. ``connections`` resolves Airflow connections from the environment, and ``tls`` says what a server must prove
+first; ``store_access`` does the same for object stores. ``spark_conf`` checks masters and settings of Spark.
+``sink_kinds`` names the class of each kind of sink, and the settings that it has. ``fingerprint`` tells a running
+stream which settings have changed. Used by every room above it; it imports nothing heavy, since Airflow parses DAG
+files all the time.
 """
 
 from airflow_provider_cdc.config.pipeline import Pipeline

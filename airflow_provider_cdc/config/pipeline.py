@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 import reprlib
@@ -145,15 +146,7 @@ class Pipeline:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values in the documented order, the inverse of :meth:`from_dict`."""
-        value = dataclasses.asdict(self)
-        value["source"].update({key: list(patterns) for key, patterns in self.source.patterns.items()})
-        value["sink"]["table_properties"] = {
-            name: {v: list(patterns) for v, patterns in wanted.items()} if isinstance(wanted, Mapping) else wanted
-            for name, wanted in self.sink.table_properties.items()
-        }
-        for key in ("deletes", "merge", "on_dropped"):
-            if isinstance(modes := getattr(self.sink, key), Mapping):
-                value["sink"][key] = {mode: list(patterns) for mode, patterns in modes.items()}
+        value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return value
 
     def to_yaml(self) -> str:

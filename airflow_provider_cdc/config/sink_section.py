@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from airflow_provider_cdc.config.delete_policy import ALL_HARD, DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
+from airflow_provider_cdc.config.delete_policy import DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import check_patterns, matches_any
-from airflow_provider_cdc.config.sink_kinds import SINK_CLASSES
+from airflow_provider_cdc.config.sink_kinds import COPY_ON_WRITE, KIND_SETTINGS, SINK_KINDS
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.config.table_properties import TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
-_SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
+_PLANNED_KINDS = ("iceberg", "jdbc", "kafka", "changelog")
 _PARTITION_UNITS = ("year", "month", "day", "hour")
-_MERGE_MODES = ("deletion_vectors", "copy_on_write")
 #: ``on_dropped``: the copy of a dropped table is left unchanged; or its rows are deleted.
 KEEP, DROP = "keep", "drop"
 
@@ -28,11 +27,11 @@ class Sink:
 
     :param path: absolute path of a folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``,
         ``az://``). Each table has a folder: ``<path>/<database>/<table>``.
-    :param kind: ``delta``; one of :data:`airflow_provider_cdc.config.sink_kinds.SINK_CLASSES`.
+    :param kind: ``delta``; one of :data:`airflow_provider_cdc.config.sink_kinds.SINK_KINDS`.
     :param deletes: how rows are handled that are deleted in the source. ``hard`` deletes them, ``soft`` keeps and marks
         them, ``ignore`` keeps them unchanged; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
     :param merge: how replaced or deleted rows are removed: ``deletion_vectors`` or ``copy_on_write``; or, for some
-        tables, ``{"copy_on_write": [patterns]}``.
+        tables, ``{"copy_on_write": [patterns]}``. ``None`` becomes the default of the kind.
     :param index_bytes: memory limit of the index of a table's keys, in bytes.
     :param partition_by: maps patterns of tables to partition columns, and parts of dates such as ``{"month":
         "created_at"}``; the first matching pattern counts.
@@ -50,7 +49,7 @@ class Sink:
     path: str
     kind: str = "delta"
     deletes: str | Mapping[str, Sequence[str]] = field(default=HARD, hash=False)
-    merge: str | Mapping[str, Sequence[str]] = field(default="deletion_vectors", hash=False)
+    merge: str | Mapping[str, Sequence[str]] | None = field(default=None, hash=False)
     index_bytes: int = 268_435_456
     partition_by: Mapping[str, Sequence[str | Mapping[str, str]]] = field(default_factory=dict, hash=False)
     compaction: bool = True
@@ -62,7 +61,7 @@ class Sink:
     on_dropped: str | Mapping[str, Sequence[str]] = field(default=KEEP, hash=False)
 
     def __post_init__(self) -> None:
-        check_choice("sink.kind", self.kind, tuple(SINK_CLASSES), _SINK_KINDS, f"Use {' or '.join(SINK_CLASSES)}")
+        check_choice("sink.kind", self.kind, tuple(SINK_KINDS), _PLANNED_KINDS, f"Use {' or '.join(SINK_KINDS)}")
         path: object = self.path
         if not isinstance(path, str):
             raise invalid_value("sink.path", path, "the absolute path of a folder, such as /data/lake")
@@ -79,13 +78,24 @@ class Sink:
         self._check_modes("deletes", DELETE_MODES)
         TablePaths(self.table_path, self.lower_case)
         TableProperties.parse(self.table_properties)
-        self._check_modes("merge", _MERGE_MODES)
+        merge_modes = SINK_KINDS[self.kind].merge_modes
+        if self.merge is None:
+            object.__setattr__(self, "merge", merge_modes[0])
+        self._check_modes("merge", merge_modes)
         self._check_modes("on_dropped", (KEEP, DROP))
         self._check_partitions()
         check_integer("sink.index_bytes", self.index_bytes, 1 << 20)
         for name in ("compaction", "adopt"):
             if not isinstance(getattr(self, name), bool):
                 raise invalid_value(f"sink.{name}", getattr(self, name), "true or false")
+        self._check_settings_of_kind()
+
+    def _check_settings_of_kind(self) -> None:
+        missing = KIND_SETTINGS - SINK_KINDS[self.kind].settings
+        for spec in fields(self):
+            if spec.name in missing and getattr(self, spec.name) not in (spec.default, {}):
+                key, kind = f"sink.{spec.name}", self.kind
+                raise NotReadyError(f"{key} is set, and a sink of kind {kind} has no such setting", "Leave it out")
 
     def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
         """Check a mode for all tables, or patterns of tables by mode; the first mode is the default."""
@@ -95,7 +105,8 @@ class Sink:
             return
         if not value or not {*value} <= {*modes[1:]}:
             forms = ", ".join(f"{mode}: [patterns of tables]" for mode in modes[1:])
-            raise invalid_value(f"sink.{name}", value, f"{' or '.join(modes)}, or {{{forms}}}")
+            allowed = f"{' or '.join(modes)}, or {{{forms}}}" if forms else modes[0]
+            raise invalid_value(f"sink.{name}", value, allowed)
         patterns = {mode: check_patterns(f"sink.{name}.{mode}", mode_patterns) for mode, mode_patterns in value.items()}
         object.__setattr__(self, name, patterns)
 
@@ -133,27 +144,14 @@ class Sink:
         object.__setattr__(self, "partition_by", partitions)
 
     @property
-    def sink_arguments(self) -> dict[str, Any]:
-        """Arguments for the sink's class, apart from path and pipeline, that differ from their defaults."""
-        arguments: dict[str, Any] = {}
-        if copy_on_write_tables := self._patterns_of_mode("merge", "copy_on_write"):
-            arguments["copy_on_write_tables"] = copy_on_write_tables
-        if self.delete_policy != ALL_HARD:
-            arguments["deletes"] = self.delete_policy
-        if self.table_paths != DEFAULT_TABLE_PATHS:
-            arguments["table_path"] = self.table_paths
-        if self.adopt:
-            arguments["adopt"] = True
-        if self.table_properties:
-            arguments["table_properties"] = TableProperties.parse(self.table_properties)
-        if self.index_bytes != type(self).index_bytes:
-            arguments["index_bytes"] = self.index_bytes
-        if self.partition_by:
-            arguments["partition_by"] = tuple(
-                (pattern, tuple((part, None) if isinstance(part, str) else _column_and_unit(part) for part in parts))
-                for pattern, parts in self.partition_by.items()
-            )
-        return arguments
+    def copy_on_write_tables(self) -> tuple[str, ...]:
+        """Patterns of the tables for which ``merge`` is ``copy_on_write``."""
+        return self._patterns_of_mode("merge", COPY_ON_WRITE)
+
+    @property
+    def partition_fields(self) -> tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...]:
+        """``partition_by`` as pairs: a pattern of tables, and their columns with the part of the date or ``None``."""
+        return tuple((pattern, tuple(map(_column_and_unit, parts))) for pattern, parts in self.partition_by.items())
 
 
 def _check_partition(key: str, part: object) -> str | dict[str, str]:
@@ -172,6 +170,8 @@ def _check_partition(key: str, part: object) -> str | dict[str, str]:
     )
 
 
-def _column_and_unit(part: Mapping[str, str]) -> tuple[str, str]:
+def _column_and_unit(part: str | Mapping[str, str]) -> tuple[str, str | None]:
+    if isinstance(part, str):
+        return part, None
     ((unit, column),) = part.items()
     return column, unit

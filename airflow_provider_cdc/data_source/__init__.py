@@ -1,4 +1,4 @@
-"""The PySpark data source ``mysql_cdc``: the changes of one table as a DataFrame, without pipeline, state or sink.
+"""The PySpark data source ``mysql_cdc``: the changes of one table as a DataFrame, without a pipeline, state or a sink.
 
 ``data_source.MySQLCdcDataSource`` is what users register with Spark. ``options.SourceOptions`` checks the options;
 the login is only ever named. ``stream_reader`` is the stream (Spark 4.2), and ``range_reader`` the range, cut into

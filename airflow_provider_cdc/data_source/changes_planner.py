@@ -6,22 +6,23 @@ Rows are decoded with the table's current definition, so a position is valid onl
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
-from airflow_provider_cdc.apply.batch_planner import track_xa
-from airflow_provider_cdc.data_source.table_changes import FIRST_EVENT_POSITION, TableChanges
+from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet, gtid_class_of
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline, split_file
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
 from airflow_provider_cdc.mysql.client import binlog_headers
 from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identity
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binlog_sizes
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
+from airflow_provider_cdc.mysql.positions.offset_walk import OffsetWalk
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 
 _POSITION_TEXT = re.compile(r"([^:]+\.\d+):(\d+)")
@@ -55,7 +56,7 @@ class ChangesPlanner:
 
     def _opener(self, slot: int) -> OpenStreamAt:
         args = self._table_changes.look_up_connection()
-        return lambda at: self._table_changes.open_binlog(args, at, self._server, slot)
+        return self._table_changes.binlog_source(args, self._server, slot).open
 
     def close(self) -> None:
         """Close the connections."""
@@ -145,24 +146,21 @@ class ChangesPlanner:
                 f"there is no position {at} in the binlog of this server",
                 f"The binlog ranges from {first_file}:{FIRST_EVENT_POSITION} to {last_file[0]}:{last_file[1]}",
             )
-        reached = self._walk_to(self._file_start(at.file), at)
+        reached = self._walk_gtids(self._file_start(at.file), at)
         if reached.at != at:
             raise NotReadyError(
                 f"binlog position {at} is inside a transaction", f"Give the end of one, such as {reached.at}"
             )
         return reached
 
-    def _walk_to(self, start: Offset, at: Position) -> Offset:
+    def _walk_gtids(self, start: Offset, target: Position, size: int | None = None) -> Offset:
         # This walk does not track the rows of XA transactions. Open ones are looked up when they end.
-        return replace(self._walk(self._gtid_reader, start, at)[0], open_xa=())
+        return self._walk(self._gtid_reader, start, target, size)[0].replace(open_xa=())
 
     def _file_start(self, file: str) -> Offset:
         """Return the offset of the beginning of a file."""
-        return Offset(
-            self._server,
-            Position(file, FIRST_EVENT_POSITION),
-            str(binlog_headers.previous_gtids(self._connection, file)),
-        )
+        gtids = str(binlog_headers.previous_gtids(self._connection, file))
+        return Offset(self._server, file, FIRST_EVENT_POSITION, gtids)
 
     def _earliest(self) -> Offset:
         start = self._file_start(next(iter(binlog_sizes(self._connection))))
@@ -170,7 +168,7 @@ class ChangesPlanner:
             reached, item = self.walk(start, self.binlog_end())
             if item is None:
                 return start
-            start = self._walk_to(reached, Position(item.file, item.position))
+            start = self._walk_gtids(reached, Position(item.file, item.position))
 
     def _offset_after_gtids(self, wanted: GtidSet) -> Offset:
         """Return the first offset whose GTID set is exactly the given one.
@@ -188,7 +186,7 @@ class ChangesPlanner:
             )
         end, size = self.binlog_end(), _FIRST_STRIDE_BYTES
         while at.at < end and GtidSet.parse(at.gtid_set) != wanted:
-            reached = self._walk_bytes(at, end, size)
+            reached = self._walk_gtids(at, end, size)
             if wanted.issubset(GtidSet.parse(reached.gtid_set)) and size > 1:
                 size = max(1, size // _STRIDE_DIVISOR)  # overshot: retry with a smaller step
             else:
@@ -205,33 +203,19 @@ class ChangesPlanner:
             )
         return at
 
-    def _walk_bytes(self, start: Offset, target: Position, size: int) -> Offset:
-        return replace(self._walk(self._gtid_reader, start, target, size)[0], open_xa=())
-
     def _walk(
         self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
     ) -> tuple[Offset, Transaction | None]:
-        gtids, at, walked = self._gtid_kind.parse(start.gtid_set), start.at, 0
-        open_xa = {parse_xa_entry(text)[0]: text for text in start.open_xa}
+        walk = OffsetWalk(binlog, start)
         first_altering: Transaction | None = None  # rows of another layout: the DDL that explains them comes after them
-        binlog.expect_offset(start)
-        while at < target and (size is None or walked < size):
-            # The budget within the current file. At its end the loop computes it again.
-            end = target if size is None else min(target, Position(at.file, at.position + size - walked))
-            for step in binlog.steps(at, end):
-                if step.transaction is not None and step.transaction.altered_tables:
-                    first_altering = first_altering or step.transaction
-                    if step.transaction.ddl is not None:
-                        return self._offset_before(binlog, start, first_altering), step.transaction
-                here = Position(step.file, step.position)
-                walked += here.position - at.position if here.file == at.file else here.position
-                at, gtids = here, gtids.with_all(step.gtids)
-                if step.transaction is not None:
-                    track_xa(step.transaction, open_xa)
+        for item in walk.walk_to(target, NEVER if size is None else size):
+            if item is not None and item.altered_tables:
+                first_altering = first_altering or item
+                if item.ddl is not None:
+                    return self._offset_before(binlog, start, first_altering), item
         if first_altering is not None:
             return self._offset_before(binlog, start, first_altering), first_altering
-        file_began = binlog.file_start_times.get(at.file, 0)
-        return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), file_start_time=file_began), None
+        return walk.make_offset(file_start_time=binlog.file_start_times.get(walk.at.file, 0)), None
 
     def _offset_before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
         binlog.close()

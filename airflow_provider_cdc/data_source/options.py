@@ -26,6 +26,7 @@ _DEFAULTS = {
     "exclude_columns": "",
     "server_id": "",
 }
+_LOGIN_WORDS = ("password", "user", "username", "login", "host", "port", "url", "uri")
 _MAX_BYTES = (1 << 31) - 1
 #: Server ids in use: the planner's two readers come first, followed by two for each task.
 PLANNER_READERS, READERS_PER_TASK = 2, 2
@@ -90,7 +91,7 @@ class SourceOptions:
         """
         for name in sorted(options):
             if name.lower() not in _DEFAULTS:  # its value is not shown: it may be a password
-                hint = "A login is never an option: see conn_id and conn_file. " if _is_login(name) else ""
+                hint = "A login is never an option: see conn_id and conn_file. " if name.lower() in _LOGIN_WORDS else ""
                 raise NotReadyError(f"unknown option {name}", f"{hint}Known options: {', '.join(_DEFAULTS)}")
         values = _DEFAULTS | {name.lower(): value.strip() for name, value in options.items()}
         if bool(values["conn_id"]) == bool(values["conn_file"]):
@@ -126,10 +127,6 @@ class SourceOptions:
             before_images=self.before_images,
             server_id=self.server_id,
         )
-
-
-def _is_login(name: str) -> bool:
-    return name.lower() in ("password", "user", "username", "login", "host", "port", "url", "uri")
 
 
 def _number(option_values: Mapping[str, str], name: str, low: int, high: int) -> int:

@@ -33,26 +33,30 @@ def make_partitions(start: Offset, ends: Sequence[Offset], range_bytes: int) -> 
     return [BinlogRange(a, b, PLANNER_READERS + READERS_PER_TASK * i, range_bytes) for i, (a, b) in pairs]
 
 
-def read_range(table_changes: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the changes of one partition, with the schema that Spark expects."""
-    if not isinstance(partition, BinlogRange):  # Spark's placeholder if there are no partitions
-        return
-    with reword_errors():
-        for batch in table_changes.read(partition.start, partition.end, partition.slot, partition.range_bytes):
-            columns = [a.cast(field.type) for a, field in zip(batch.columns, schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-class RangeReader(DataSourceReader):
-    """Reads a range of the binlog.
+class TableReader:
+    """Base class of the readers of one table.
 
     :param table_changes: the table and how to read it.
-    :param options: where to begin and end.
+    :param options: where to begin and end, and the size of a batch.
     :param schema: Arrow schema that Spark expects.
     """
 
     def __init__(self, table_changes: TableChanges, options: SourceOptions, schema: pa.Schema) -> None:
         self._table_changes, self._options, self._schema = table_changes, options, schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of one partition."""
+        if not isinstance(partition, BinlogRange):  # Spark's placeholder if there are no partitions
+            return
+        with reword_errors():
+            part = partition.start, partition.end, partition.slot, partition.range_bytes
+            for batch in self._table_changes.read(*part):
+                columns = [a.cast(field.type) for a, field in zip(batch.columns, self._schema, strict=True)]
+                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+class RangeReader(TableReader, DataSourceReader):
+    """Reads a range of the binlog."""
 
     def partitions(self) -> list[InputPartition]:
         """Divide the range into parts that end with a transaction.
@@ -72,7 +76,3 @@ class RangeReader(DataSourceReader):
             if altering is not None:
                 raise planner.altered_error(altering)
             return make_partitions(start, ends, self._table_changes.range_bytes)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of one partition."""
-        return read_range(self._table_changes, self._schema, partition)

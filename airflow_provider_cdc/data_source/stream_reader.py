@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from airflow_provider_cdc.data_source.changes_planner import ChangesPlanner
-from airflow_provider_cdc.data_source.options import SourceOptions, reword_errors
-from airflow_provider_cdc.data_source.range_reader import make_partitions, read_range
-from airflow_provider_cdc.data_source.table_changes import TableChanges
+from airflow_provider_cdc.data_source.options import reword_errors
+from airflow_provider_cdc.data_source.range_reader import TableReader, make_partitions
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Position
 
@@ -24,29 +22,22 @@ def _encode(offset: Offset, range_ends: Sequence[Offset] = (), range_bytes: int 
     :param range_ends: ends of the batch ranges of the batch that ends at this offset.
     :param range_bytes: size with which they were planned.
     """
-    value: dict[str, Any] = {"version": 1, **offset.to_json(), "xa": json.dumps(list(offset.open_xa))}
-    return value | {"parts": json.dumps([part.to_json() for part in range_ends]), "piece_bytes": range_bytes}
+    parts = json.dumps([part.to_json() for part in range_ends])
+    return {"version": 1, "offset": json.dumps(offset.to_json()), "parts": parts, "piece_bytes": range_bytes}
 
 
 def _decode(value: dict[str, Any]) -> Offset:
     if value.get("version") != 1:
         raise NotReadyError("the checkpoint was written by another version of this source", "Use a new checkpoint")
-    return Offset.from_json({**value, "xa": json.loads(value["xa"])})
+    return Offset.from_json(json.loads(value["offset"]))
 
 
-class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the binlog.
+class TableStreamReader(TableReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the binlog."""
 
-    :param table_changes: the table and how to read it.
-    :param options: where to begin, and the size of a batch.
-    :param schema: Arrow schema that Spark expects.
-    """
-
-    def __init__(self, table_changes: TableChanges, options: SourceOptions, schema: pa.Schema) -> None:
-        self._table_changes, self._options, self._schema = table_changes, options, schema
-        self._planner: ChangesPlanner | None = None
-        self._checked = False
-        self._target: Position | None = None
+    _planner: ChangesPlanner | None = None
+    _checked = False
+    _target: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset at which a new query begins."""
@@ -87,10 +78,6 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at, to = self._checked_offset(start), _decode(end)
             ends = [Offset.from_json(part) for part in json.loads(end["parts"])]
             return make_partitions(at, ends, int(end["piece_bytes"])) if at.at < to.at else []
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of one batch range."""
-        return read_range(self._table_changes, self._schema, partition)
 
     def stop(self) -> None:
         """Close the connections."""

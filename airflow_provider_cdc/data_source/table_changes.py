@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
-from airflow_provider_cdc.model.changes import merge_in_binlog_order
 from airflow_provider_cdc.model.definition_history import CapturedTables, DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.offset import POSITION_BITS, Offset, Position, Timeline
+from airflow_provider_cdc.model.offset import POSITION_BITS, Offset, Timeline
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows, parse_xa_entry, read_prepared_rows
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.binlog.walk.changes import RowChanges, Truncation, read_changes
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
-from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
+from airflow_provider_cdc.mysql.positions.xa_lookback import select_open_xa, track_prepared_xa
 
 #: Columns after the table's own.
 GTID, FILE, POS, ROW = "_cdc_gtid", "_cdc_file", "_cdc_pos", "_cdc_row"
@@ -38,11 +34,6 @@ _META_FIELDS = (
     pa.field(POS, pa.int64()),
     pa.field(ROW, pa.int64()),
 )
-#: Position of the first event in a binlog file.
-FIRST_EVENT_POSITION = 4
-#: Bytes of binlog rows to collect before their changes are returned.
-FLUSH_BYTES = 16 << 20
-_LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class TableChanges:
                 f"column {unknown[0]} of {table.label} cannot be excluded",
                 "It is part of the key, or does not exist",
             )
-        return cls(look_up_connection, replace(table, zero_dates=zero_dates, full_before_images=True), **how)
+        return cls(look_up_connection, table.replace(zero_dates=zero_dates, full_before_images=True), **how)
 
     @property
     def captured(self) -> CapturedTables:
@@ -103,22 +94,14 @@ class TableChanges:
         """Arrow schema of the changes."""
         return pa.schema([*self.table.arrow_schema, *_META_FIELDS])
 
-    def open_binlog(self, args: dict[str, Any], at: Position, server: str | None, slot: int) -> BinlogStream:
-        """Open the binlog.
+    def binlog_source(self, args: dict[str, Any], server: str | None, slot: int) -> BinlogSource:
+        """Return the binlog for one reader.
 
         :param args: arguments of ``pymysql.connect``.
         :param slot: number of the reader, which no other reader uses at the same time.
         """
-        random_id = _LOWEST_ID + secrets.randbelow(_HIGHEST_ID - _LOWEST_ID)
-        number = random_id if self.server_id is None else self.server_id + slot
-        return BinlogStream(
-            args,
-            server_id=number,
-            replica_uuid=str(uuid.uuid4()),
-            file=at.file,
-            position=at.position,
-            server=server,
-        )
+        replica = None if self.server_id is None else (self.server_id + slot, str(uuid.uuid4()))
+        return BinlogSource(args, server, replica)
 
     def read(self, start: Offset, end: Offset, slot: int, range_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the changes of the transactions in (start, end], in binlog order. Repeated reads return the same
@@ -132,24 +115,19 @@ class TableChanges:
         timeline = Timeline(start.server, start.at.file)
         formatter = _BatchFormatter(self, timeline)
 
-        def open_at(at: Position) -> BinlogStream:
-            return self.open_binlog(args, at, start.server, slot)
-
-        def open_beside(at: Position) -> BinlogStream:
-            return self.open_binlog(args, at, start.server, slot + 1)
-
-        def sizes() -> dict[str, int]:
-            with closing(connect(args)) as connection:
-                return binlog_sizes(connection)
-
+        source = self.binlog_source(args, start.server, slot)
         text_decoders = load_decoders(lambda: closing(connect(args)), [self.table])
-        # An entry without a position has no rows of the table, and costs nothing.
-        ending = sorted(text for text in start.open_xa if text not in end.open_xa or parse_xa_entry(text)[1] is None)
-        lookback = XaLookback(start.at, sizes, open_beside, captured, "Start after it")
-        prepared = PreparedXaRows(read_prepared_rows(ending, open_at, captured), lookback.prepared_rows, captured)
+        prepared = track_prepared_xa(
+            source,
+            captured,
+            start.at,
+            select_open_xa(start, end),
+            lookback_source=self.binlog_source(args, start.server, slot + 1),
+            remedy="Start after it",
+        )
         # The planner has walked this range before, and has checked for indirect writes to the table.
         binlog_reader = BinlogReader(
-            open_at,
+            source.open,
             captured,
             timeline,
             text_decoders,
@@ -158,20 +136,12 @@ class TableChanges:
             indirect_writes=IndirectWrites,
         )
         with closing(binlog_reader) as binlog:
-            binlog.expect_offset(start)
-            for step in binlog.steps(start.at, end.at):
-                if (item := step.transaction) is not None:
-                    seq = timeline.seq(Position(step.file, step.position))
-                    if item.emptied_table is not None:
-                        yield from formatter.take_changes(binlog)
-                        yield formatter.truncation_row(item, seq)
-                    for _ in binlog.decode_rows(prepared.visible_rows(item), seq, item.commit_us):
-                        yield from formatter.take_changes(binlog)
-                if binlog.held_bytes >= FLUSH_BYTES:
-                    large = step.is_beyond(start.at, range_bytes or self.range_bytes)
-                    is_last = large and step.file == end.at.file
-                    yield from formatter.take_changes(binlog, end.at if is_last else None)
-            yield from formatter.take_changes(binlog)
+            binlog.remember_file_start(start)
+            for change in read_changes(binlog, start.at, end.at, prepared, range_bytes=range_bytes or self.range_bytes):
+                if isinstance(change, RowChanges):
+                    yield formatter.format_changes(change.batch, change.gtids)
+                elif isinstance(change, Truncation):
+                    yield formatter.format_truncation(change)
 
 
 class _BatchFormatter:
@@ -183,37 +153,33 @@ class _BatchFormatter:
 
     def __init__(self, table_changes: TableChanges, timeline: Timeline) -> None:
         self._table, self._schema, self._timeline = table_changes.table, table_changes.schema, timeline
-        self._last_seq, self._last_row_count, self._last_gtid = -1, 0, ""
+        self._last_seq, self._last_row_count = -1, 0
 
-    def take_changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the changes that a reader has collected, see :meth:`BinlogReader.take_changes`."""
-        batches = [batch for _, batch in binlog.take_changes(end) if batch.num_rows]
-        names = binlog.take_gtids()
-        if batches:  # more than one if the connection was lost in between
-            yield self._format(merge_in_binlog_order(batches), names)
-
-    def truncation_row(self, item: Transaction, seq: int) -> pa.RecordBatch:
+    def format_truncation(self, truncation: Truncation) -> pa.RecordBatch:
         """Return the row of a TRUNCATE or CREATE TABLE: the operation ``t``, and NULL in all columns of the table."""
-        values = {SEQ_COLUMN: seq, OP_COLUMN: "t", TS_COLUMN: item.commit_us}
+        values = {SEQ_COLUMN: truncation.seq, OP_COLUMN: "t", TS_COLUMN: truncation.commit_us}
         schema = self._table.sink_schema
         arrays = [
             pa.array([values.get(f.name)], pa.int64() if f.name == TS_COLUMN else f.type).cast(f.type) for f in schema
         ]
-        return self._format(pa.RecordBatch.from_arrays(arrays, schema=schema), {seq: item.gtid})
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return self.format_changes(batch, {truncation.seq: truncation.gtid})
 
-    def _format(self, batch: pa.RecordBatch, names: dict[int, str]) -> pa.RecordBatch:
+    def format_changes(self, batch: pa.RecordBatch, gtids: Mapping[int, str]) -> pa.RecordBatch:
+        """Return changes in binlog order.
+
+        :param gtids: GTIDs of their transactions, by ``_cdc_seq``.
+        """
         seqs = batch[SEQ_COLUMN].to_numpy()
         unique_seqs, first, seq_indexes = np.unique(seqs, return_index=True, return_inverse=True)
         numbers = np.arange(len(seqs)) - first[seq_indexes]
         if unique_seqs[0] == self._last_seq:  # a transaction that continues from the previous batch
             numbers[seq_indexes == 0] += self._last_row_count
-            names.setdefault(self._last_seq, self._last_gtid)
         self._last_seq, self._last_row_count = int(seqs[-1]), int(numbers[-1]) + 1
-        self._last_gtid = names.get(self._last_seq, "")
         files = [self._timeline.position(int(seq)).file for seq in unique_seqs]
-        gtids = [names.get(int(seq)) or None for seq in unique_seqs]
+        names = [gtids.get(int(seq)) or None for seq in unique_seqs]
         columns = [batch[name] for name in self._table.arrow_schema.names]
         columns += [batch[OP_COLUMN], batch[TS_COLUMN]]
-        columns += [pa.array(values, pa.string()).take(pa.array(seq_indexes)) for values in (gtids, files)]
+        columns += [pa.array(values, pa.string()).take(pa.array(seq_indexes)) for values in (names, files)]
         columns += [pa.array(seqs & ((1 << POSITION_BITS) - 1)), pa.array(numbers, pa.int64())]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

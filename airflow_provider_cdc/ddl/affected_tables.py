@@ -12,14 +12,22 @@ Changes through views, triggers, stored functions and cascades are not visible i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from airflow_provider_cdc.ddl.partition_parser import only_rearranges_partitions
-from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Token, executed_text, tokenize, version_comments
+from airflow_provider_cdc.ddl.tokens import (
+    DEFAULT_QUOTING,
+    Quoting,
+    Token,
+    executed_text,
+    parse_with_sqlglot,
+    tokenize,
+    version_comments,
+    word_set,
+)
 from airflow_provider_cdc.model.table_names import TableName, fold_name
 
 StatementKind = Literal[
@@ -68,60 +76,20 @@ class Statement:
 
 
 # Statements that change no rows and no row layout. OPTIMIZE and REPAIR keep every row as it is.
-_HARMLESS_VERBS = frozenset(
-    [
-        "BINLOG",
-        "CACHE",
-        "CHECK",
-        "CHECKSUM",
-        "FLUSH",
-        "GRANT",
-        "HELP",
-        "INSTALL",
-        "LOCK",
-        "OPTIMIZE",
-        "RELEASE",
-        "REPAIR",
-        "RESET",
-        "REVOKE",
-        "SET",
-        "SHOW",
-        "UNINSTALL",
-        "UNLOCK",
-        "USE",
-    ]
+_HARMLESS_VERBS = word_set(
+    "BINLOG CACHE CHECK CHECKSUM FLUSH GRANT HELP INSTALL LOCK OPTIMIZE RELEASE REPAIR RESET REVOKE SET SHOW "
+    "UNINSTALL UNLOCK USE"
 )
 # Objects of CREATE, ALTER and DROP. All but tables and databases are harmless for rows.
-_OBJECT_KEYWORDS = frozenset(
-    [
-        "DATABASE",
-        "EVENT",
-        "FUNCTION",
-        "INDEX",
-        "INSTANCE",
-        "LIBRARY",
-        "LOGFILE",
-        "PACKAGE",
-        "PROCEDURE",
-        "REFERENCE",
-        "RESOURCE",
-        "ROLE",
-        "SCHEMA",
-        "SEQUENCE",
-        "SERVER",
-        "TABLE",
-        "TABLES",
-        "TABLESPACE",
-        "TRIGGER",
-        "USER",
-        "VIEW",
-    ]
+_OBJECT_KEYWORDS = word_set(
+    "DATABASE EVENT FUNCTION INDEX INSTANCE LIBRARY LOGFILE PACKAGE PROCEDURE REFERENCE RESOURCE ROLE SCHEMA SEQUENCE "
+    "SERVER TABLE TABLES TABLESPACE TRIGGER USER VIEW"
 )
-_INSERT_MODIFIERS = frozenset(["LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO"])
+_INSERT_MODIFIERS = word_set("LOW_PRIORITY DELAYED HIGH_PRIORITY IGNORE INTO")
 
 
 #: After ANALYZE: a table is analyzed. Otherwise (MariaDB), a statement is executed and its execution plan is shown.
-_ANALYZE_TABLE_KEYWORDS = frozenset(["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"])
+_ANALYZE_TABLE_KEYWORDS = word_set("TABLE TABLES LOCAL NO_WRITE_TO_BINLOG")
 
 
 def classify_statement(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> Statement:
@@ -200,9 +168,9 @@ def _dml_targets(tokens: list[Token], default: str, is_fully_executed: bool) -> 
     return _possible_tables(tokens, default)
 
 
-def mentioned_names(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> frozenset[TableName]:
+def mentioned_names(sql: str, default_database: str) -> frozenset[TableName]:
     """Return everything that the tokens of a text could name, folded."""
-    return frozenset(_possible_tables(list(tokenize(sql, quoting)), fold_name(default_database)))
+    return frozenset(_possible_tables(list(tokenize(sql, DEFAULT_QUOTING)), fold_name(default_database)))
 
 
 def _after_set_statement(tokens: list[Token]) -> list[Token]:
@@ -319,16 +287,12 @@ def _fills_table(rest: list[Token]) -> bool:
 
 def _altered_tables(sql: str, default: str, quoting: Quoting) -> set[TableName] | None:
     """Return the tables of an ALTER TABLE, except those that foreign keys refer to; ``None`` if it cannot be parsed."""
-    import sqlglot
     from sqlglot import exp
 
     if quoting != DEFAULT_QUOTING:
         return None
-    text = "".join(executed_text(sql))
-    logger = logging.getLogger("sqlglot")
-    disabled, logger.disabled = logger.disabled, True  # it would log the statement, which may hold secrets
     try:
-        tree = sqlglot.parse_one(text, read="mysql")
+        tree = parse_with_sqlglot("".join(executed_text(sql)))[0]
         if not isinstance(tree, exp.Alter):
             return None
         return {
@@ -338,8 +302,6 @@ def _altered_tables(sql: str, default: str, quoting: Quoting) -> set[TableName] 
         }
     except Exception:  # on any failure, the caller counts every name
         return None
-    finally:
-        logger.disabled = disabled
 
 
 def _dotted_names(tokens: Sequence[Token]) -> Iterator[tuple[int, list[str]]]:

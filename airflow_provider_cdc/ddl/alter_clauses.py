@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from airflow_provider_cdc.ddl.column_changes import (
     check_column_drop,
@@ -25,19 +25,12 @@ from airflow_provider_cdc.ddl.token_cursor import (
     StatementSession,
     TokenCursor,
 )
+from airflow_provider_cdc.ddl.tokens import word_set
 from airflow_provider_cdc.model.schema import TEXT_TYPES, TableSchema
 from airflow_provider_cdc.model.table_names import fold_name
 
-_NEUTRAL_OPTIONS = frozenset(
-    [
-        "AUTO_INCREMENT",
-        "ROW_FORMAT",
-        "STATS_PERSISTENT",
-        "STATS_AUTO_RECALC",
-        "STATS_SAMPLE_PAGES",
-        "KEY_BLOCK_SIZE",
-        "COMPRESSION",
-    ]
+_NEUTRAL_OPTIONS = word_set(
+    "AUTO_INCREMENT ROW_FORMAT STATS_PERSISTENT STATS_AUTO_RECALC STATS_SAMPLE_PAGES KEY_BLOCK_SIZE COMPRESSION"
 )
 _TABLE_OPTIONS = _NEUTRAL_OPTIONS | {"COMMENT", "ENGINE", "DEFAULT", "CHARSET", "CHARACTER", "COLLATE"}
 #: First words of clauses that are known but not followed, and their names in messages.
@@ -91,8 +84,8 @@ class AlterTableParser:
             )
         comments = tuple((c.name, self.comments[c.name]) for c in self.columns if self.comments.get(c.name))
         left_out = tuple(c.name for c in self.columns if c.name in self.before.excluded)
-        definition = replace(self.before, columns=tuple(self.columns), excluded=left_out)
-        return replace(definition, comments=comments, collation=collation)
+        definition = self.before.replace(columns=tuple(self.columns), excluded=left_out)
+        return definition.replace(comments=comments, collation=collation)
 
     # ---------------------------------------------------------------- clauses
 

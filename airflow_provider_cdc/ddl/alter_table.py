@@ -81,8 +81,7 @@ def apply_ddl(
 
 
 def _expect_same_table(cursor: TokenCursor, before: TableSchema, default_database: str) -> tuple[str, str]:
-    name = cursor.expect_name("its table")
-    table = (name, cursor.expect_name("its table")) if cursor.accept(".") else (default_database, name)
+    table = cursor.expect_table("its table", default_database)
     if (fold_name(table[0]), fold_name(table[1])) != (fold_name(before.database), fold_name(before.name)):
         raise DdlNotFollowed("it refers to another table")
     return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from airflow_provider_cdc.ddl.column_parser import ColumnDefinition
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed, ServerTraits
@@ -34,7 +33,7 @@ def check_nullability(before: TableSchema, old: Column, column_definition: Colum
     if column_definition.nullability is False:
         if old.nullable:
             raise DdlNotFollowed(f"{where}: NULL values change because it becomes NOT NULL")
-        column_definition.column = replace(column_definition.column, nullable=False)
+        column_definition.column = column_definition.column.replace(nullable=False)
     elif old.name in before.key:
         raise DdlNotFollowed(f"{where}: a nullable key column is not followed")
     elif not old.nullable and before.key_index != "PRIMARY":
@@ -54,7 +53,7 @@ def check_type_change(
     :raises DdlNotFollowed: if that is not certain.
     """
     old = columns[index]
-    if replace(old, nullable=new.nullable) == new:
+    if old.replace(nullable=new.nullable) == new:
         return
     if (old.data_type, old.charset, old.collation) != (new.data_type, new.charset, new.collation) or (
         old.is_compressed or old.is_hidden

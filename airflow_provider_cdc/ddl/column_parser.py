@@ -165,9 +165,7 @@ def resolve_collation(
     if collate is None and charset is not None:
         collate = _default_collation(charset, where, session, server)
     elif collate is None:
-        collate = default
-    if collate is None:
-        raise DdlNotFollowed(f"{where}: the default collation of the table was not recorded when it was planned")
+        collate = default or ""
     if collate not in server.charset_by_collation:
         raise DdlNotFollowed(f"{where}: its collation is not known")
     of_collation = server.charset_by_collation[collate]

@@ -1,7 +1,7 @@
 """Determine whether a statement certainly drops a table.
 
 :mod:`airflow_provider_cdc.ddl.affected_tables` treats a table as changed if in doubt. Rows of a copy may only be
-    removed if there is no doubt, so this module errs on the other side.
+removed if there is no doubt, so this module errs on the other side.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _dropped_tables(cursor: TokenCursor, default_database: str, of_database: str
         tables = [(cursor.expect_name("DROP DATABASE"), of_database)]
     elif cursor.accept_any("TABLE", "TABLES"):
         cursor.accept("IF", "EXISTS")
-        tables = [_expect_table(cursor, default_database)]
+        tables = [cursor.expect_table("DROP TABLE", default_database)]
         while cursor.accept(","):
-            tables.append(_expect_table(cursor, default_database))
+            tables.append(cursor.expect_table("DROP TABLE", default_database))
         cursor.accept_any("RESTRICT", "CASCADE")
         if not cursor.accept("NOWAIT") and cursor.accept("WAIT"):
             cursor.expect_number("WAIT")
@@ -55,8 +55,3 @@ def _dropped_tables(cursor: TokenCursor, default_database: str, of_database: str
     if not cursor.at_end:
         cursor.fail("its end")
     return tables
-
-
-def _expect_table(cursor: TokenCursor, default_database: str) -> TableName:
-    name = cursor.expect_name("DROP TABLE")
-    return (name, cursor.expect_name("DROP TABLE")) if cursor.accept(".") else (default_database, name)

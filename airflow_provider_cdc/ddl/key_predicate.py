@@ -6,9 +6,10 @@ the next one is within a range or one of a list. Values stay text, because only 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from airflow_provider_cdc.ddl.tokens import parse_with_sqlglot
 
 PredicateValue = str | bytes
 
@@ -107,33 +108,21 @@ def _add_condition(column: _ColumnConditions, name: str, operator: str, values: 
 
 def _parse_terms(text: str) -> Iterator[tuple[str, str, list[PredicateValue]]]:
     """Yield column, operator and values of each term of a conjunction."""
-    import sqlglot
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
-    logger = logging.getLogger("sqlglot")
-    disabled, logger.disabled = logger.disabled, True  # it would log the values
     try:
         # Within a statement, because sqlglot would also parse texts that cannot be a condition.
-        statements = sqlglot.parse(f"SELECT 1 FROM t WHERE {text}", read="mysql")
+        statements = parse_with_sqlglot(f"SELECT 1 FROM t WHERE {text}")
     except SqlglotError as error:
         raise InvalidKeyPredicate("it cannot be parsed") from error
-    finally:
-        logger.disabled = disabled
     select = statements[0] if len(statements) == 1 else None
-    where = select.args.get("where") if isinstance(select, exp.Select) else None
-    extra = isinstance(select, exp.Select) and {k for k, v in select.args.items() if v} - {
-        "kind",
-        "expressions",
-        "from",
-        "from_",
-        "where",
-    }
-    if where is None or extra:
+    parts = {name: part for name, part in select.args.items() if part} if isinstance(select, exp.Select) else {}
+    if "where" not in parts or parts.keys() - {"kind", "expressions", "from", "from_", "where"}:
         raise InvalidKeyPredicate("it is not a condition")
     operators = {exp.EQ: "=", exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
     turned = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
-    pending = [where.this]
+    pending = [parts["where"].this]
     while pending:
         term = pending.pop(0).unnest()
         if isinstance(term, exp.And):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_cdc.ddl.tokens import Token
+from airflow_provider_cdc.ddl.tokens import Token, word_set
 
 #: Actions on named partitions. DROP, TRUNCATE, EXCHANGE, DISCARD and IMPORT change rows, and REPAIR may lose some.
-_ROW_PRESERVING_VERBS = frozenset(["ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REORGANIZE"])
-_CHECK_OPTIONS = frozenset(["FOR", "UPGRADE", "QUICK", "FAST", "MEDIUM", "EXTENDED", "CHANGED"])
+_ROW_PRESERVING_VERBS = word_set("ANALYZE CHECK OPTIMIZE REBUILD REORGANIZE")
+_CHECK_OPTIONS = word_set("FOR UPGRADE QUICK FAST MEDIUM EXTENDED CHANGED")
 
 
 def only_rearranges_partitions(clauses: Sequence[Token]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
 from airflow_provider_cdc.model.row_retention import is_wider
@@ -79,8 +79,7 @@ class SchemaPolicy:
                 raise DdlNotFollowed(f"all of its columns are new, and {self._setting_text} leaves new columns out")
             new = ()
         auto_excluded = ({*before.auto_excluded} & {*after.excluded}) | {column.name for column in new}
-        decided = replace(
-            after,
+        decided = after.replace(
             excluded=tuple(c.name for c in after.columns if c.name in {*after.excluded, *auto_excluded}),
             auto_excluded=tuple(c.name for c in after.columns if c.name in auto_excluded),
         )
@@ -92,27 +91,20 @@ class SchemaPolicy:
         missing_columns = [c for c in before.copied_columns if c.name.lower() not in source_names]
         if self.drops_removed_columns:
             retained = [] if overwrites_rows else [*before.retained]
-        elif (
-            not decided.key and (unretainable := [*before.retained, *missing_columns]) and not is_requested
-        ):  # its rows are compared by all values
-            raise DdlNotFollowed(
-                f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep"
-            )
         else:
-            retained = (
-                [*before.retained, *(replace(column, nullable=True) for column in missing_columns)]
-                if decided.key
-                else []
-            )
-        removed = (
-            ()
-            if overwrites_rows
-            else (*before.removed, *(c.name for c in missing_columns if self.drops_removed_columns))
-        )
+            retained = [*before.retained, *(column.replace(nullable=True) for column in missing_columns)]
+            if retained and not decided.key:  # its rows are compared by all values
+                if not is_requested:
+                    raise DdlNotFollowed(
+                        f"column {retained[0].name} is gone, which a table without a usable key cannot keep"
+                    )
+                retained = []
+        dropped = [c.name for c in missing_columns if self.drops_removed_columns]
+        removed = () if overwrites_rows else (*before.removed, *dropped)
         retained = [column for column in retained if column.name.lower() not in copied]
         names = {column.name for column in retained}
         comments = (*decided.comments, *(pair for pair in before.comments if pair[0] in names))
-        return replace(decided, retained=tuple(retained), removed=removed, comments=comments)
+        return decided.replace(retained=tuple(retained), removed=removed, comments=comments)
 
     def _check_types(self, before: TableSchema, after: TableSchema) -> None:
         old = {column.name.lower(): column for column in before.sink_columns}
@@ -124,8 +116,7 @@ class SchemaPolicy:
                 continue
             raise DdlNotFollowed(
                 f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._setting_text} "
-                "does not "
-                "take over"
+                "does not take over"
             )
 
     @property

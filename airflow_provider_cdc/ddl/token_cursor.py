@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NoReturn
 
-from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Token, tokenize, version_comments
+from airflow_provider_cdc.ddl.tokens import (
+    DEFAULT_QUOTING,
+    Quoting,
+    Token,
+    parse_with_sqlglot,
+    tokenize,
+    version_comments,
+    word_set,
+)
 
 
 class DdlNotFollowed(Exception):
@@ -144,6 +151,11 @@ class TokenCursor:
             return text
         return _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
 
+    def expect_table(self, where: str, default_database: str) -> tuple[str, str]:
+        """Consume the name of a table, with or without its database."""
+        name = self.expect_name(where)
+        return (name, self.expect_name(where)) if self.accept(".") else (default_database, name)
+
     def expect_number(self, where: str) -> int:
         """Consume an unsigned integer."""
         word = self.peek()
@@ -178,12 +190,8 @@ class TokenCursor:
         return " ".join(parts)
 
 
-def _word_set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 #: Keywords that a reason may quote; any other word could be a name.
-_SHOWABLE_KEYWORDS = _word_set(
+_SHOWABLE_KEYWORDS = word_set(
     "AUTO_INCREMENT AS CHECK COLUMN_FORMAT COMPRESSED CONVERT DATA DEFAULT DISCARD DROP ENCRYPTION "
     "ENGINE_ATTRIBUTE EXCHANGE GENERATED IGNORE IMPORT KEY NOT ON ORDER PARTITION PERIOD PRIMARY "
     "REF_SYSTEM_ID REFERENCES REMOVE RENAME REORGANIZE SERIAL SRID STORAGE SYSTEM TABLESPACE TRUNCATE "
@@ -207,7 +215,7 @@ def _check_version_comments(sql: str, quoting: Quoting, server: ServerTraits) ->
 
 
 #: Nodes that sqlglot may find in statements that are followed.
-_KNOWN_SQLGLOT_NODES = _word_set(
+_KNOWN_SQLGLOT_NODES = word_set(
     "AddConstraint Alter AlterColumn AlterIndex CharacterSetColumnConstraint CharacterSetProperty "
     "CheckColumnConstraint CollateColumnConstraint CollateProperty Column ColumnConstraint ColumnDef "
     "ColumnPosition ColumnPrefix CommentColumnConstraint Constraint Create CurrentTimestamp DataType "
@@ -244,31 +252,25 @@ def cross_check_with_sqlglot(clauses: Sequence[ParsedClause]) -> None:
 
     :raises DdlNotFollowed: if it disagrees, or does not understand a clause.
     """
-    import sqlglot
     from sqlglot import exp
 
-    logger = logging.getLogger("sqlglot")
-    disabled, logger.disabled = logger.disabled, True  # it would log the statement, which may hold secrets
-    try:
-        for clause in clauses:
-            try:
-                trees = sqlglot.parse(clause.text, read="mysql")
-            except Exception:  # sqlglot raises errors of many kinds
-                raise DdlNotFollowed(f"{clause.label}: it is not understood by both parsers") from None
-            tree = trees[0] if len(trees) == 1 else None
-            name = None
-            if isinstance(tree, exp.Alter):
-                actions = tree.args.get("actions") or []
-                name = type(actions[0]).__name__ if len(actions) == 1 else "" if not actions else None
-            elif isinstance(tree, exp.Create | exp.Drop):
-                name = type(tree).__name__
-            if tree is None or name != clause.sqlglot_name:
-                raise DdlNotFollowed(f"{clause.label}: it is not understood by both parsers")
-            if not clause.has_expression and not {type(node).__name__ for node in tree.walk()} <= _KNOWN_SQLGLOT_NODES:
-                raise DdlNotFollowed(f"{clause.label}: a part of it is not followed")
-            if clause.column is not None:
-                columns = list(tree.find_all(exp.ColumnDef))
-                if len(columns) != 1 or columns[0].name != clause.column:
-                    raise DdlNotFollowed(f"{clause.label}: the two parsers read different columns")
-    finally:
-        logger.disabled = disabled
+    for clause in clauses:
+        try:
+            trees = parse_with_sqlglot(clause.text)
+        except Exception:  # sqlglot raises errors of many kinds
+            raise DdlNotFollowed(f"{clause.label}: it is not understood by both parsers") from None
+        tree = trees[0] if len(trees) == 1 else None
+        name = None
+        if isinstance(tree, exp.Alter):
+            actions = tree.args.get("actions") or []
+            name = type(actions[0]).__name__ if len(actions) == 1 else "" if not actions else None
+        elif isinstance(tree, exp.Create | exp.Drop):
+            name = type(tree).__name__
+        if tree is None or name != clause.sqlglot_name:
+            raise DdlNotFollowed(f"{clause.label}: it is not understood by both parsers")
+        if not clause.has_expression and not {type(node).__name__ for node in tree.walk()} <= _KNOWN_SQLGLOT_NODES:
+            raise DdlNotFollowed(f"{clause.label}: a part of it is not followed")
+        if clause.column is not None:
+            columns = list(tree.find_all(exp.ColumnDef))
+            if len(columns) != 1 or columns[0].name != clause.column:
+                raise DdlNotFollowed(f"{clause.label}: the two parsers read different columns")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _LEXER = r"""
       (?P<tick>`(?:[^`]|``)*`)
@@ -92,3 +93,20 @@ def executed_text(sql: str) -> Iterator[str]:
         else:
             yield match[0]
             yield " " if match["word"] else ""
+
+
+def word_set(words: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(words.split())
+
+
+def parse_with_sqlglot(sql: str) -> list[Any]:
+    """Return the statements of a text as sqlglot reads them; it may raise an error of any kind."""
+    import sqlglot
+
+    logger = logging.getLogger("sqlglot")
+    disabled, logger.disabled = logger.disabled, True  # it would log the statement, which may hold secrets
+    try:
+        return sqlglot.parse(sql, read="mysql")
+    finally:
+        logger.disabled = disabled

@@ -36,14 +36,14 @@ class DriverProcess:
     :param result: file to which it writes its result.
     """
 
-    def __init__(self, process: subprocess.Popen[str], result: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], result: Path) -> None:
         self._process, self._result = process, result
 
     def output_lines(self) -> Iterator[str]:
         """Yield the lines that the driver writes, until it ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            yield line.rstrip()
+            yield line.decode(errors="replace").rstrip()
 
     def wait_for_outcome(self) -> dict[str, Any]:
         """Wait for the driver to end, and return its outcome.
@@ -66,23 +66,9 @@ def start_attached(request: DriverRequest) -> Iterator[DriverProcess]:
     """
     with temporary_folder() as folder:
         result = folder / "result.json"
-        process = subprocess.Popen(
-            _COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd=folder,
-            env=environment_without_airflow(),
-            start_new_session=True,
-        )
+        process = _start(replace(request, result=str(result)), folder, subprocess.PIPE)
         driver = DriverProcess(process, result)
         try:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it died at once: read_outcome() raises the error
-                process.stdin.write(replace(request, result=str(result)).to_line())
-                process.stdin.flush()  # it stays open as the driver's lifeline
             yield driver
         finally:
             driver.terminate()
@@ -90,29 +76,45 @@ def start_attached(request: DriverRequest) -> Iterator[DriverProcess]:
 
 
 def start_detached(request: DriverRequest, log: Path) -> subprocess.Popen[bytes]:
-    """Start a driver that outlives this process after :func:`release_driver`.
+    """Start a driver that outlives this process after :func:`detach_driver`.
 
     :param request: the request; its ``result`` and ``log`` are files in the folder of ``log``.
     :param log: file for all output of the driver; only its owner may read it.
     """
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return _start(request, log.parent, output)
+    finally:
+        os.close(output)
+
+
+def _start(request: DriverRequest, folder: Path, output: int) -> subprocess.Popen[bytes]:
+    """Start a driver in a folder, and send it the request.
+
+    :param output: file descriptor for all that it writes.
+    """
     process = subprocess.Popen(
         _COMMAND,
         stdin=subprocess.PIPE,
-        stdout=(out := os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)),
-        stderr=out,
-        cwd=log.parent,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
         env=environment_without_airflow(),
         start_new_session=True,
     )
-    os.close(out)
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died at once: read_outcome() raises the error
-        process.stdin.write(request.to_line().encode())
-        process.stdin.flush()  # it stays open as the driver's lifeline
+    try:
+        with suppress(BrokenPipeError):  # it died at once: read_outcome() raises the error
+            process.stdin.write(request.to_line().encode())
+            process.stdin.flush()  # it stays open as the driver's lifeline
+    except BaseException:  # such as a signal to this task
+        end_session(process.pid, _GRACE_SECONDS)
+        process.wait()
+        raise
     return process
 
 
-def release_driver(process: subprocess.Popen[bytes]) -> None:
+def detach_driver(process: subprocess.Popen[bytes]) -> None:
     """Let a driver that :func:`start_detached` has started outlive this process."""
     from airflow_provider_cdc.driver.main import RELEASE_LINE
 

@@ -19,9 +19,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,8 @@ from airflow_provider_cdc.system.processes import kill_session, rotate_log
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_cdc.chunk_groups.task import JobRunner, SnapshotJob
+    from airflow_provider_cdc.chunk_groups.task import JobRunner
     from airflow_provider_cdc.model.comparison import TableComparison
-    from airflow_provider_cdc.sinks.files.parquet import DataFile
-    from airflow_provider_cdc.sinks.protocol import Compaction
     from airflow_provider_cdc.state import StateDatabase
     from airflow_provider_cdc.verify.task import RowCollector, SinkScan
 
@@ -151,11 +150,11 @@ def main() -> int:
     remove_airflow_variables()
     connections = {conn_id: ResolvedConnection.from_json(value) for conn_id, value in request.connections.items()}
     secrets = [secret for connection in connections.values() for secret in connection.secrets]
-    threading.Thread(target=_end_with_task, name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_with_task, name="task-lifeline", daemon=True).start()
     if request.log is not None:
         log = Path(request.log), request.log_bytes
         rotate_log(*log)
-        threading.Thread(target=_rotate_log, args=log, name="log", daemon=True).start()
+        threading.Thread(target=_rotate_log, args=log, name="log-rotation", daemon=True).start()
     try:
         context = RunContext.for_pipeline(
             Pipeline.from_dict(request.pipeline), LineReporter(), _connection_resolver(connections)
@@ -234,76 +233,62 @@ def _run_group(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     from airflow_provider_cdc.snapshot.run import run_group
 
     assert request.group is not None
-    session: list[SparkSession] = []
-    try:
-        with closing(context.open_state_database()) as store:
-            plan = context.ensure_plan(store)
-            result = run_group(
-                context,
-                store,
-                plan,
-                request.group,
-                _lazy_spark_runner(context, session),
-                holder=request.holder,
-                requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
-                observe=snapshot_observer,
-            )
-            plan = context.refresh_plan(plan)
-            for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
-                context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
-            if result.outcome == "adopted":
-                again = ". To re-snapshot it, clear this task after it has succeeded" if request.task else ""
-                context.reporter.line(f"attempt {result.attempt} of the group was already published{again}")
-            return result.to_json()
-    finally:
-        for spark in session:
-            spark.stop()
+    with _lazy_spark(context) as spark, closing(context.open_state_database()) as store:
+        plan = context.ensure_plan(store)
+        result = run_group(
+            context,
+            store,
+            plan,
+            request.group,
+            _job_runner(context, spark),
+            holder=request.holder,
+            requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
+            observe=snapshot_observer,
+        )
+        plan = context.refresh_plan(plan)
+        for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
+            context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
+        if result.outcome == "adopted":
+            again = ". To re-snapshot it, clear this task after it has succeeded" if request.task else ""
+            context.reporter.line(f"attempt {result.attempt} of the group was already published{again}")
+        return result.to_json()
 
 
 def _run_resnapshot(context: RunContext, table: str, where_key: str | None) -> dict[str, Any]:
-    from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
+    from airflow_provider_cdc.resnapshot.read import run_resnapshot
 
-    session: list[SparkSession] = []
-    try:
-        with closing(context.open_state_database()) as store:
-            outcome = run_resnapshot(context, store, table, where_key, _lazy_spark_runner(context, session))
+    with _lazy_spark(context) as spark, closing(context.open_state_database()) as store:
+        outcome = run_resnapshot(context, store, table, where_key, _job_runner(context, spark))
         return {"table": table, "outcome": outcome}
-    finally:
-        for spark in session:
-            spark.stop()
 
 
-def _lazy_spark_runner(context: RunContext, session: list[SparkSession]) -> JobRunner:
-    """Return a runner that starts Spark with the first job, because a published group needs no Spark."""
+@contextmanager
+def _lazy_spark(context: RunContext) -> Iterator[Callable[[], SparkSession]]:
+    """Yield a function that returns the Spark session. Its first call starts Spark: not all work needs it."""
+    with ExitStack() as stack:
 
-    def run(job: SnapshotJob) -> list[dict[str, Any]]:
-        from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
+        @cache
+        def get_session() -> SparkSession:
+            spark, _ = _start_spark(context)
+            stack.callback(spark.stop)
+            return spark
 
-        if not session:
-            session.append(_start_spark(context)[0])
-        return spark_runner(session[0], context.reporter.line)(job)
+        yield get_session
 
-    return run
+
+def _job_runner(context: RunContext, spark: Callable[[], SparkSession]) -> JobRunner:
+    from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
+
+    return lambda job: spark_runner(spark(), context.reporter.line)(job)
 
 
 def run_maintenance(context: RunContext, *, purge: bool = False) -> dict[str, Any]:
     """Compact and clean up the sink's tables; Spark is started only if there is something to compact."""
+    from airflow_provider_cdc.maintenance.spark_job import spark_compaction_runner
     from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 
-    session: list[SparkSession] = []
-
-    def run(work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
-        from airflow_provider_cdc.maintenance.spark_job import spark_compaction_runner
-
-        if not session:
-            session.append(_start_spark(context)[0])
-        return spark_compaction_runner(session[0])(work)
-
-    try:
-        return maintain_tables(context, run, purge=purge)
-    finally:
-        for spark in session:
-            spark.stop()
+    with _lazy_spark(context) as spark:
+        return maintain_tables(context, lambda work: spark_compaction_runner(spark())(work), purge=purge)
 
 
 def run_verification(
@@ -317,32 +302,24 @@ def run_verification(
     from airflow_provider_cdc.verify.repair import repair_tables
     from airflow_provider_cdc.verify.report import record_verdicts
     from airflow_provider_cdc.verify.run import verify_tables
+    from airflow_provider_cdc.verify.spark_job import spark_scan_runner
     from airflow_provider_cdc.verify.task import run_scans_in_threads
 
-    session: list[SparkSession] = []
+    with _lazy_spark(context) as spark:
 
-    def run(work: Sequence[SinkScan]) -> Sequence[RowCollector]:
-        from airflow_provider_cdc.verify.spark_job import spark_scan_runner
+        def run_on_spark(work: Sequence[SinkScan]) -> Sequence[RowCollector]:
+            return spark_scan_runner(spark(), context.reporter.line)(work)
 
-        if not session:
-            session.append(_start_spark(context)[0])
-        return spark_scan_runner(session[0], context.reporter.line)(work)
+        runner = run_scans_in_threads if is_local_master(context.spark_config[0]) else run_on_spark
 
-    runner = run_scans_in_threads if is_local_master(context.spark_config[0]) else run
-    try:
-        verdicts = verify_tables(context, show_values=show_values, selection=selection, runner=runner)
+        def compare(chosen: TableSelection) -> list[TableComparison]:
+            return verify_tables(context, show_values=show_values, selection=chosen, runner=runner)
+
+        verdicts = compare(selection)
         if repair and any(verdict.verdict == UNEQUAL for verdict in verdicts):
-
-            def compare(tables: tuple[str, ...]) -> list[TableComparison]:
-                chosen = replace(selection, tables=tables)
-                return verify_tables(context, show_values=show_values, selection=chosen, runner=runner)
-
-            verdicts = repair_tables(context, verdicts, compare)
+            verdicts = repair_tables(context, verdicts, lambda tables: compare(replace(selection, tables=tables)))
         record_verdicts(context, verdicts)
         return verdicts
-    finally:
-        for spark in session:
-            spark.stop()
 
 
 def _run_verify(context: RunContext, *, show_values: bool, repair: bool = False, **selection: Any) -> dict[str, Any]:

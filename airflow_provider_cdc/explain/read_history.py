@@ -20,17 +20,21 @@ from airflow_provider_cdc.explain.explanation import (
     WAITING,
     ReadRecord,
 )
-from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Chunk, Key, Plan
-from airflow_provider_cdc.model.plan_history import Suspension, parse_amendment
+from airflow_provider_cdc.model.plan_history import StoredAmendment, Suspension
 from airflow_provider_cdc.model.staged_read import RANGES
 from airflow_provider_cdc.model.start_mode import SNAPSHOT as BEGIN
 from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
-from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_read_numbers, load_outcome
+from airflow_provider_cdc.resnapshot.staged_files import (
+    list_pending_reads,
+    list_read_numbers,
+    load_outcome,
+    load_reading_plan,
+)
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.files.layout import list_amendments
-from airflow_provider_cdc.sinks.storage.storage import read_json
+from airflow_provider_cdc.sinks.files.layout import read_amendments
+from airflow_provider_cdc.sinks.storage.storage import read_json, read_record
 
 
 @dataclass(frozen=True)
@@ -86,32 +90,28 @@ class ReadHistory:
         if rejoin is None:
             plan = self._plan_with_chunks()
             chunk = self._find_owning_chunk(plan)
-            return (
-                HistoricalRead(ReadRecord(SNAPSHOT, PUBLISHED), plan)
-                if chunk is None
-                else self._find_snapshot_read(plan, chunk)
-            )
-        if rejoin.group is None:  # older versions did not record it
-            return HistoricalRead(ReadRecord(TABLE, PUBLISHED), self.plan)
-        plan = self._load_reading_plan(rejoin.group)
+            if chunk is None:
+                return HistoricalRead(ReadRecord(SNAPSHOT, PUBLISHED), plan)
+            return self._find_snapshot_read(plan, chunk)
+        plan = load_reading_plan(self.context, self.plan, self.index, rejoin.group)
         chunk = self._find_owning_chunk(plan)
         if chunk is None:
             return HistoricalRead(ReadRecord(TABLE, PUBLISHED), plan)
-        return self._ad_hoc_read(TABLE, plan, chunk, PUBLISHED)
+        return self._recorded_read(TABLE, PUBLISHED, plan, chunk)
 
     def _find_range_reads(self) -> Iterator[HistoricalRead]:
         """Yield later re-snapshots of key ranges, and re-snapshots of the table that the stream has yet to publish."""
         rejoin = self.plan.rejoin_of(self.index)
-        last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group or 0, rejoin.seq)
+        last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group, rejoin.seq)
         staged = {
             one.number: one.scope for one in list_pending_reads(self.context, self.plan) if one.table == self.index
         }
         for number in sorted(self._published_range_reads(last_number) | {*staged}):
-            plan = self._load_reading_plan(number)
+            plan = load_reading_plan(self.context, self.plan, self.index, number)
             if (chunk := self._find_owning_chunk(plan)) is None:
                 continue
             how = TABLE if staged.get(number, RANGES) != RANGES else KEYS
-            historical_read = self._ad_hoc_read(how, plan, chunk, STAGED if number in staged else PUBLISHED)
+            historical_read = self._recorded_read(how, STAGED if number in staged else PUBLISHED, plan, chunk)
             assert historical_read.timeline is not None and historical_read.read.high is not None
             if historical_read.timeline.seq(historical_read.read.high) > since_seq:
                 yield historical_read
@@ -122,14 +122,13 @@ class ReadHistory:
         if self.plan.suspension_of(self.index) is None:
             return self.plan
 
-        def is_end(value: Mapping[str, Any]) -> bool:
-            step = parse_amendment(value)
+        def is_end(step: StoredAmendment) -> bool:
             return isinstance(step, Suspension) and step.table == self.index and step.schema is None
 
-        names = list_amendments(context.storage, layout, self.plan.generation)
-        amended = (read_json(context.storage, name) for name in names)
-        plan = Plan.from_json(read_json(context.storage, layout.plan))
-        plan = plan.with_amendments(value for value in amended if not is_end(value))
+        plan = read_record(context.storage, layout.plan, Plan)
+        assert plan is not None
+        amendments = read_amendments(context.storage, layout, self.plan.generation)
+        plan = plan.with_amendments(step for step in amendments if not is_end(step))
         return plan.with_zero_dates(context.pipeline.source.zero_dates)
 
     def _find_owning_chunk(self, plan: Plan) -> Chunk | None:
@@ -141,33 +140,17 @@ class ReadHistory:
         group = ChunkGroup(self.context, plan, chunk.group)
         attempt = group.published_by_table().get(self.index)
         if attempt is not None:
-            return self._read_from_manifest(SNAPSHOT, PUBLISHED, group, chunk, attempt)
+            return self._recorded_read(SNAPSHOT, PUBLISHED, plan, chunk, attempt)
         number = next(no for no, listed in enumerate(group.slices) if chunk in listed)
         read = group.read_finished_slices().get(number)
         if read is None:
             return HistoricalRead(ReadRecord(SNAPSHOT, WAITING, chunk.group, chunk.number), plan)
         return _make_historical_read(SNAPSHOT, READ, plan, chunk, read[0], 0, read[1])
 
-    def _ad_hoc_read(self, how: str, plan: Plan, chunk: Chunk, state: str) -> HistoricalRead:
-        return self._read_from_manifest(how, state, ChunkGroup(self.context, plan, chunk.group), chunk, 1)
-
-    def _read_from_manifest(
-        self, how: str, state: str, group: ChunkGroup, chunk: Chunk, attempt: int
-    ) -> HistoricalRead:
+    def _recorded_read(self, how: str, state: str, plan: Plan, chunk: Chunk, attempt: int = 1) -> HistoricalRead:
+        group = ChunkGroup(self.context, plan, chunk.group)
         entries = (e for e in group.read_manifest(attempt) if any(c["no"] == chunk.number for c in e["chunks"]))
-        return _make_historical_read(
-            how, state, group.plan, chunk, attempt, group.count_complete_attempts(), next(entries)
-        )
-
-    def _load_reading_plan(self, number: int) -> Plan:
-        name = self.context.layout.group_plan(self.plan.generation, number)
-        if (stored := read_json(self.context.storage, name)) is None:
-            label = self.plan.tables[self.index].label
-            raise TerminalError(
-                f"the plan {self.context.storage.location(name)} of a re-snapshot is missing",
-                f"Restore it, or re-snapshot the table: airflow-cdc resnapshot --table {label}",
-            )
-        return Plan.from_json(stored).with_zero_dates(self.context.pipeline.source.zero_dates)
+        return _make_historical_read(how, state, plan, chunk, attempt, group.count_complete_attempts(), next(entries))
 
     def _published_range_reads(self, last_number: int) -> set[int]:
         """Return the numbers of the published re-snapshots of key ranges of the table.
@@ -192,7 +175,7 @@ def _make_historical_read(
     """Return the read of a chunk, from the manifest entry of its file."""
     chunk_entry = next(c for c in entry["chunks"] if c["no"] == chunk.number)
     low, high = watermarks_of(chunk_entry)
-    timeline = entry_timeline(plan, entry)
+    timeline = entry_timeline(entry)
     counts = chunk_entry["rows"], chunk_entry["corrected"], chunk_entry["seconds"]
     read = ReadRecord(how, state, chunk.group, chunk.number, attempt, attempts, low, high, *counts, timeline.server)
-    return HistoricalRead(read, plan, timeline, entry.get("binlogs", {}))
+    return HistoricalRead(read, plan, timeline, entry["binlogs"])

@@ -7,22 +7,17 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
 from airflow_provider_cdc.model.changes import conform_to_schema
 from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.offset import Position, Timeline, split_file
-from airflow_provider_cdc.model.schema import SEQ_COLUMN
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.changes import RowChanges, Truncation, read_changes
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
-from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
-
-#: Bytes of row changes that are buffered before those of the row are filtered out of them.
-_FLUSH_BYTES = 16 << 20
+from airflow_provider_cdc.mysql.positions.xa_lookback import track_prepared_xa
 
 
 @dataclass(frozen=True)
@@ -57,17 +52,15 @@ class RowChangeSegment:
 class RowChangeReader:
     """Reads the changes of one row from the binlog.
 
-    :param open_at: opens a blocking binlog stream at a position.
+    :param source: opens the binlog.
     :param definitions: definitions of the table; rows are returned by the newest one.
-    :param look_back: finds XA transactions of the table that are prepared at a position.
     :param is_this_row: returns a mask of the changes that belong to the row.
     :param key_filter: the same, from an integer key alone; ``None`` for other keys.
     :param text_decoders: decoders of text columns.
     """
 
-    open_at: Callable[[Position], BinlogStream]
+    source: BinlogSource
     definitions: DefinitionHistory
-    look_back: Callable[[Position], XaLookback]
     is_this_row: Callable[[pa.Table], pa.Array]
     key_filter: KeyFilter | None = None
     text_decoders: CharsetDecoders = UNICODE_DECODERS
@@ -84,12 +77,10 @@ class RowChangeReader:
 
         :param binlog_begun: known start times of binlog files, by name; another file of the same name is refused.
         """
-        captured, table = histories_by_table([self.definitions]), self.definitions.newest
-        timeline, prepared = position_timeline(high), PreparedXaRows({}, self.look_back(low).prepared_rows, captured)
-        gtids = dict[int, str]()
+        captured, timeline = histories_by_table([self.definitions]), position_timeline(high)
         # Indirect writes were already checked when the table was copied.
         binlog = BinlogReader(
-            self.open_at,
+            self.source.open,
             captured,
             timeline,
             self.text_decoders,
@@ -98,47 +89,21 @@ class RowChangeReader:
             indirect_writes=IndirectWrites,
         )
         binlog.file_start_times.update(binlog_begun or {})
+        prepared = track_prepared_xa(self.source, captured, low)
         with closing(binlog):
-            for step in binlog.steps(low, high) if low < high else ():
-                if (item := step.transaction) is not None:
-                    seq = timeline.seq(Position(step.file, step.position))
-                    if table.id in item.altered_tables:
-                        yield from self._take_changes(binlog, high, gtids)
-                        yield RowChangeSegment(
-                            timeline, self.schema.empty_table(), altered_at=Position(item.file, item.position)
-                        )
-                    if item.emptied_table is not None:
-                        yield from self._take_changes(binlog, high, gtids)
-                        yield RowChangeSegment(
-                            timeline, self.schema.empty_table(), {seq: item.gtid}, (seq, item.commit_us)
-                        )
-                    gtids |= {seq: item.gtid} if item.xa_committed else {}
-                    for _ in binlog.decode_rows(prepared.visible_rows(item), seq, item.commit_us):
-                        yield from self._take_changes(binlog, high, gtids)
-                if binlog.held_bytes >= _FLUSH_BYTES:
-                    yield from self._take_changes(binlog, high, gtids)
-            yield from self._take_changes(binlog, high, gtids)
-
-    def _take_changes(self, binlog: BinlogReader, high: Position, gtids: dict[int, str]) -> Iterator[RowChangeSegment]:
-        """Yield the changes of the row read so far, up to a position; later ones are dropped.
-
-        :param gtids: known GTIDs by ``_cdc_seq``; that of the last transaction is kept, because it may continue.
-        """
-        batches = [
-            conform_to_schema(batch, self.schema) for _, batch in binlog.take_changes(key_filter=self.key_filter)
-        ]
-        gtids |= binlog.take_gtids()
-        timeline, last_seq = position_timeline(high), None
-        for changes in batches:
-            changes = changes.filter(pc.less_equal(changes[SEQ_COLUMN], timeline.seq(high)))
-            if changes.num_rows:
-                last_seq = changes[SEQ_COLUMN][-1].as_py()
-                changes = changes.filter(self.is_this_row(changes))
-            if changes.num_rows:
-                yield RowChangeSegment(timeline, changes, dict(gtids))
-        if last_seq is not None:
-            for seq in gtids.keys() - {last_seq}:
-                del gtids[seq]
+            for change in read_changes(binlog, low, high, prepared, key_filter=self.key_filter):
+                if isinstance(change, RowChanges):
+                    changes = conform_to_schema(change.batch, self.schema)
+                    changes = changes.filter(self.is_this_row(changes))
+                    if changes.num_rows:
+                        yield RowChangeSegment(timeline, changes, change.gtids)
+                    continue
+                nothing = self.schema.empty_table()
+                if isinstance(change, Truncation):
+                    gtids, truncation = {change.seq: change.gtid}, (change.seq, change.commit_us)
+                    yield RowChangeSegment(timeline, nothing, gtids, truncation)
+                else:
+                    yield RowChangeSegment(timeline, nothing, altered_at=change.at)
 
 
 def position_timeline(at: Position) -> Timeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -83,17 +83,14 @@ class RowLookup:
         if current.fingerprint() == self.table.fingerprint():
             current = self.table
         elif current.key_columns != self.table.key_columns:
-            return (
-                RowSide(unknown_reason=f"the table has a different key now ({', '.join(current.key) or 'none'})"),
-                None,
-                current,
-            )
-        timeline = replace(position_timeline(binlog_end(self.connection)), server=self.server)
+            reason = f"the table has a different key now ({', '.join(current.key) or 'none'})"
+            return RowSide(unknown_reason=reason), None, current
+        timeline = position_timeline(binlog_end(self.connection)).replace(server=self.server)
         reader = TableSource(self.context, current, DefinitionHistory.from_single(current), timeline, LoadLimits())
         with closing(reader.open_window_reader(self.connection, slots.EXPLAIN)) as log:
             take_watermark = make_watermarks(self.connection, self.server)
             try:
-                chunk_read = read_chunk(self.connection, log, current, self.key_chunk, timeline, take_watermark)
+                chunk_read = read_chunk(log, current, self.key_chunk, take_watermark)
             except CdcError as error:  # no watermark, or an unsupported value: the rest can still be explained
                 return RowSide(unknown_reason=f"{error.message}. {error.remedy}"), None, current
         return RowSide(chunk_read.high, rows_without_meta_columns(chunk_read.rows, current)), chunk_read.rows, current

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,6 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.apply.applier import stream_marker
 from airflow_provider_cdc.config.delete_policy import IGNORE
-from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate
 from airflow_provider_cdc.explain.explanation import (
     OPERATION_NAMES,
@@ -35,9 +33,9 @@ from airflow_provider_cdc.explain.read_history import HistoricalRead, ReadHistor
 from airflow_provider_cdc.explain.row_changes import RowChangeReader, RowChangeSegment
 from airflow_provider_cdc.explain.row_lookup import RowLookup, rows_without_meta_columns
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.changes import apply_changes, select_upserts
+from airflow_provider_cdc.model.changes import apply_changes
 from airflow_provider_cdc.model.comparison import DIFFERENT
-from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
@@ -50,14 +48,12 @@ from airflow_provider_cdc.mysql.keys.ownership import mask_owned_rows
 from airflow_provider_cdc.mysql.keys.ranges import parse_key
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
-from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
-from airflow_provider_cdc.resnapshot.whole_table import find_table_index
+from airflow_provider_cdc.resnapshot.read import find_table_index
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Readable
 from airflow_provider_cdc.sinks.scan_tasks import plan_table_scan
 from airflow_provider_cdc.verify.last_changes import MAX_SEARCHED_BYTES, binlog_ranges_newest_first
 from airflow_provider_cdc.verify.row_diff import diff_by_key
-from airflow_provider_cdc.verify.source_scan import TableSource
 
 #: How many of the row's latest changes are shown for a part of the binlog.
 MAX_SHOWN_CHANGES = 10
@@ -124,11 +120,9 @@ class _RowExplainer:
         suspension = self.plan.suspension_of(self.index)
         reads = ReadHistory(self.context, self.connection, self.plan, self.index, self.row.key).find_reads()
         published = [found for found in reads if found.read.state == PUBLISHED]
-        corrections = (
-            self._find_corrections(published[-1])
-            if published
-            else ChangeSummary(unknown_reason="it has not been read yet")
-        )
+        corrections = ChangeSummary(unknown_reason="it has not been read yet")
+        if published:
+            corrections = self._find_corrections(published[-1])
         source, rows, current = self.row.find_in_source()
         copy, copied = self._find_in_copy(published, rows)
         explanation = Explanation(
@@ -180,18 +174,15 @@ class _RowExplainer:
     # ------------------------------------------------------------ the binlog
 
     def _change_reader(self, definitions: DefinitionHistory) -> RowChangeReader:
-        table, args = definitions.newest, self.context.connect_args
-        source = TableSource(self.context, table, definitions, Timeline(self.row.server, ""), LoadLimits())
-        key_filter = None
+        table, key_filter = definitions.newest, None
         if (name := table.integer_key_column) is not None:
             key_filter = (
                 name,
                 lambda keys: mask_owned_rows(self.connection, table, [self.row.key_chunk], pa.table({name: keys})),
             )
         return RowChangeReader(
-            partial(source.open_at, slots.EXPLAIN),
+            self.context.binlog_source(slots.EXPLAIN, self.row.server),
             definitions,
-            partial(make_xa_lookback, args, self.row.server, histories_by_table([definitions])),
             self.row.is_this_row,
             key_filter,
             load_decoders(lambda: nullcontext(self.connection), [table]),
@@ -218,11 +209,9 @@ class _RowExplainer:
             (oldest, *_) = binlog_sizes(self.connection)
             if low < Position(oldest, 0):
                 raise _UnknownError(f"the server has removed the binlog before {oldest}")
-            change_reader, count, latest = (
-                self._change_reader(self._extended_definitions(historical_read.plan, historical_read.timeline)),
-                0,
-                deque[RowChange](maxlen=MAX_SHOWN_CHANGES),
-            )
+            definitions = self._extended_definitions(historical_read.plan, historical_read.timeline)
+            change_reader = self._change_reader(definitions)
+            count, latest = 0, deque[RowChange](maxlen=MAX_SHOWN_CHANGES)
             for segment in change_reader.read(low, high, historical_read.binlog_begun):
                 if segment.altered_at is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")
@@ -297,7 +286,7 @@ class _RowExplainer:
             )
         pending = 0
         if copy_at < source_at:
-            copy, pending = self._replay_changes(copy, copy_at, source_at)
+            copy, pending = self._replay_changes(copy, copy_at, source_at, keeps_deleted=self._keeps_deleted)
         else:
             source, _ = self._replay_changes(source, source_at, copy_at)
         diff = diff_by_key(self.table, source, copy, max_keys=1, allow_extra=self._keeps_deleted)
@@ -313,9 +302,12 @@ class _RowExplainer:
         """Whether the copy keeps what the source deletes."""
         return self.context.pipeline.sink.delete_policy.mode_of(self.table) == IGNORE
 
-    def _replay_changes(self, rows: pa.Table, low: Position, high: Position) -> tuple[pa.Table, int]:
+    def _replay_changes(
+        self, rows: pa.Table, low: Position, high: Position, *, keeps_deleted: bool = False
+    ) -> tuple[pa.Table, int]:
         """Return the rows of one side as of a later position, and how many changes were replayed.
 
+        :param keeps_deleted: whether this side keeps what the source deletes.
         :raises _UnknownError: if the binlog does not show it.
         """
         try:
@@ -329,10 +321,9 @@ class _RowExplainer:
             for segment in change_reader.read(low, high):
                 if segment.altered_at is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")
-                if segment.truncation is not None and not self._keeps_deleted:
+                if segment.truncation is not None and not keeps_deleted:
                     rows = rows.slice(0, 0)
-                changes = select_upserts(segment.changes) if self._keeps_deleted else segment.changes
-                rows = apply_changes(rows, changes.select(rows.column_names), self.table.key)
+                rows = apply_changes(rows, segment.changes, self.table.key, keeps_deleted=keeps_deleted)
                 count += segment.change_count
         except CdcError as error:
             raise _UnknownError(error.message) from error

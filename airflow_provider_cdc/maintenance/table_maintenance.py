@@ -17,10 +17,9 @@ from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.maintenance.task import CompactionRunner
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.resnapshot.dropped_tables import list_emptied_copies
+from airflow_provider_cdc.runtime.background import BackgroundLoop
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.files.table_size import TableSize
-from airflow_provider_cdc.sinks.protocol import Compactable, Measurable, SinkTable
-from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
+from airflow_provider_cdc.sinks.protocol import Compactable, Measurable, SinkTable, TableSize
 from airflow_provider_cdc.state import utc_now
 from airflow_provider_cdc.state.values import LastCompaction
 
@@ -91,45 +90,35 @@ def maintain_tables(context: RunContext, runner: CompactionRunner, *, purge: boo
     return {"tables": results}
 
 
-class MaintenanceWorker:
-    """Maintains the tables of a stream in a separate thread.
+class MaintenanceWorker(BackgroundLoop):
+    """Maintains the tables of a stream.
 
     :param tables: sink tables that are used by no other thread.
     :param runner: runs compactions; ``None`` for no compaction.
     :param log_line: receives a line for each problem.
+
+    ``on_measured`` and ``on_compacted`` receive the size of each table that was measured, and the last compaction of
+    each that was compacted, with the index of the table.
     """
 
     def __init__(
         self, tables: Sequence[SinkTable], runner: CompactionRunner | None, log_line: Callable[[str], None]
     ) -> None:
+        super().__init__("table-maintenance", _POLL_SECONDS, _END_SECONDS)
         self._tables, self.runner, self._log_line = list(tables), runner, log_line
+        self.on_measured: Callable[[int, TableSize], None] = lambda *_: None
+        self.on_compacted: Callable[[int, LastCompaction], None] = lambda *_: None
         self._changed: set[int] = set()
         self._lock = threading.Lock()
         self._since_tidied: set[int] = set()
         self._since_measured: set[int] = set()
-        self._sizes: dict[int, TableSize] = {}
-        self._compacted: dict[int, LastCompaction] = {}
         self._emptied: set[int] = set()
         self._tidied_at = self._measured_at = time.monotonic()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=with_current_counts(self._loop), name="upkeep", daemon=True)
 
     def mark_changed(self, index: int) -> None:
         """Mark a table as changed, so that it is maintained."""
         with self._lock:
             self._changed.add(index)
-
-    def take_sizes(self) -> dict[int, TableSize]:
-        """Return the sizes of the tables that were measured since the last call, by index."""
-        with self._lock:
-            sizes, self._sizes = self._sizes, {}
-        return sizes
-
-    def take_compactions(self) -> dict[int, LastCompaction]:
-        """Return the last compaction of each table that was compacted since the last call, by index."""
-        with self._lock:
-            compactions, self._compacted = self._compacted, {}
-        return compactions
 
     def add_table(self, table: SinkTable) -> None:
         """Maintain one more table.
@@ -158,36 +147,30 @@ class MaintenanceWorker:
         with self._lock:
             self._emptied.add(index)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(_END_SECONDS)
+        super().__exit__()
         if not self._thread.is_alive():
             self._tidy()
             self._measure()
 
-    def _loop(self) -> None:
-        while not self._stopping.wait(_POLL_SECONDS):
-            with self._lock:
-                written, self._changed = self._changed, set()
-            self._since_tidied |= written
-            self._since_measured |= written
-            for index in sorted(written):
-                self._run_on_table(index, partial(self._compact, index))
-            if time.monotonic() - self._tidied_at > _TIDY_SECONDS:
-                self._tidy()
-            if time.monotonic() - self._measured_at > _MEASURE_SECONDS:
-                self._measure()
+    def _step(self) -> None:
+        with self._lock:
+            written, self._changed = self._changed, set()
+        self._since_tidied |= written
+        self._since_measured |= written
+        for index in sorted(written):
+            self._run_on_table(index, partial(self._compact, index))
+        if time.monotonic() - self._tidied_at > _TIDY_SECONDS:
+            self._tidy()
+        if time.monotonic() - self._measured_at > _MEASURE_SECONDS:
+            self._measure()
 
     def _compact(self, index: int, table: SinkTable) -> None:
         if self.runner is None:
             return
         begun = time.monotonic()
         if compact_table(table, self.runner, lambda: self._stopping.is_set() or self._tables[index] is not table):
-            with self._lock:
-                self._compacted[index] = LastCompaction(utc_now(), time.monotonic() - begun)
+            self.on_compacted(index, LastCompaction(utc_now(), time.monotonic() - begun))
 
     def _tidy(self) -> None:
         self._tidied_at = time.monotonic()
@@ -205,9 +188,7 @@ class MaintenanceWorker:
 
     def _measure_table(self, index: int, table: SinkTable) -> None:
         if isinstance(table, Measurable):
-            size = table.table_size()
-            with self._lock:
-                self._sizes[index] = size
+            self.on_measured(index, table.table_size())
 
     def _run_on_table(self, index: int, action: Callable[[SinkTable], None]) -> None:
         """Run an action on a table. A failure is only logged, because the stream does not depend on maintenance."""

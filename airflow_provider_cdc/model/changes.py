@@ -50,12 +50,14 @@ def mask_changed_keys(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> 
     return pc.is_in(pa.array(np.arange(rows.num_rows)), value_set=matching_rows.combine_chunks())
 
 
-def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Table:
+def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str], *, keeps_deleted: bool = False) -> pa.Table:
     """Bring rows up to date: delete by key, and insert or replace by key.
 
     :param rows: rows whose columns all occur in ``changes``.
     :param changes: changes in binlog order, all of them newer than the rows.
+    :param keeps_deleted: whether deleted rows stay.
     """
+    changes = select_upserts(changes) if keeps_deleted else changes
     if changes.num_rows == 0:
         return rows
     last = last_changes(changes, key)

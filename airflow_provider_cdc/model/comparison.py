@@ -13,7 +13,6 @@ from airflow_provider_cdc.model.progress import format_duration
 
 #: The sink lacks a row of the source; it has a row that the source lacks, or has a row twice; or the two rows differ.
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
-DIFFERENCE_KINDS = (MISSING, EXTRA, DIFFERENT)
 #: The verdict on a table. The third one says nothing about its rows: they could not be compared.
 EQUAL, UNEQUAL, NOT_COMPARABLE = "equal", "different", "not_comparable"
 
@@ -37,7 +36,7 @@ class LastChange:
 class RowDifference:
     """A key whose rows differ between source and sink.
 
-    :param kind: one of :data:`DIFFERENCE_KINDS`.
+    :param kind: :data:`MISSING`, :data:`EXTRA` or :data:`DIFFERENT`.
     :param key: the source's key value, in the form described in :mod:`~airflow_provider_cdc.model.plan`.
     :param columns: names of the columns that differ, if both sides have the row.
     :param last_change: the last change of the row, if it was found in the binlog.

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
 
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import TableSchema
 
-_VERSION = 1
 
-
-@dataclass(frozen=True)
-class DefinitionHistory:
+class DefinitionHistory(JsonRecord, frozen=True, tag_field="version", tag=1):
     """The definitions of one table, each of which applies from a position in the binlog on.
 
     :param versions: (position, definition) pairs, oldest first. The first position is ``None`` if the first definition
@@ -74,7 +70,7 @@ class DefinitionHistory:
 
         :param position: ``None`` for the beginning.
         """
-        return replace(self, suspended_from=position, is_suspended=True)
+        return self.replace(suspended_from=position, is_suspended=True)
 
     def replanned(self, position: Position, definition: TableSchema) -> DefinitionHistory:
         """Return the history of the table after it was planned again; earlier events are ignored.
@@ -89,34 +85,11 @@ class DefinitionHistory:
 
     def with_zero_dates(self, policy: str) -> DefinitionHistory:
         """Return the same definitions with another ``zero_dates`` policy, which is not part of a definition."""
-        return replace(self, versions=tuple((at, d.with_zero_dates(policy)) for at, d in self.versions))
+        return self.replace(versions=tuple((at, d.with_zero_dates(policy)) for at, d in self.versions))
 
-    def with_full_before_images(self) -> DefinitionHistory:
-        """Return the same definitions with full before images required."""
-        return replace(self, versions=tuple((at, replace(d, full_before_images=True)) for at, d in self.versions))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        steps = [{"since": at.to_json() if at else None, "schema": d.to_json()} for at, d in self.versions]
-        return {"version": _VERSION, "revision": self.revision, "definitions": steps}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> DefinitionHistory:
-        """Inverse of :meth:`to_json`.
-
-        Older plans store a bare definition, without a version and with ``since`` and ``revision`` in it.
-
-        :raises ValueError: if the value was written by a newer version of this software.
-        """
-        if "version" not in value:
-            value = {**value, "version": 0, "definitions": [{"since": value.get("since"), "schema": value}]}
-        if value["version"] > _VERSION:
-            raise ValueError(f"definitions of version {value['version']}, and {_VERSION} is the newest that is known")
-        steps = tuple(
-            (Position.from_json(step["since"]) if step["since"] else None, TableSchema.from_json(step["schema"]))
-            for step in value["definitions"]
-        )
-        return cls(steps, value.get("revision", 0))
+    def with_full_before_images(self, required: bool) -> DefinitionHistory:
+        """Return the same definitions with full before images required or not."""
+        return self.replace(versions=tuple((at, d.replace(full_before_images=required)) for at, d in self.versions))
 
 
 #: The definitions of captured tables by (database, table), in the server's spelling.

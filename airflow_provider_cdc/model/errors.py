@@ -16,6 +16,10 @@ from typing import Any, ClassVar, Self
 #: Error classes by name.
 ERROR_CLASSES: dict[str, type[CdcError]] = {}
 
+#: Kinds of :class:`~airflow_provider_cdc.model.plan_history.Suspension` that are no error class: a table that was added
+#: and not read yet, one that was removed, and one that was suspended at the request of a user.
+ADDED, REMOVED, REQUESTED = NO_ERROR_KINDS = ("added", "removed", "asked")
+
 #: The remedy for errors that should never happen.
 REPORT_REMEDY = (
     "report it in the project's issue tracker, with this message, the server's version and the package's version"

@@ -120,11 +120,7 @@ class GtidSet:
 
         Within one binlog there are none.
         """
-        common = {
-            source: _intersect_intervals(parts, self._intervals.get(source, ()))
-            for source, parts in more._intervals.items()
-        }
-        return _from_merged({source: parts for source, parts in common.items() if parts})
+        return more.subtract(more.subtract(self))
 
     def issubset(self, other: GtidSet) -> bool:
         """Return whether every GTID of this set is in the other."""
@@ -188,11 +184,11 @@ class MariadbGtidPosition:
 
     def add(self, gtid: str) -> MariadbGtidPosition:
         """Return the position with one more GTID, which becomes the newest of its domain."""
-        return MariadbGtidPosition({**self.newest, **MariadbGtidPosition.parse(gtid).newest})
+        return self.with_all([gtid])
 
     def with_all(self, gtids: Iterable[str]) -> MariadbGtidPosition:
         """Return the position with further GTIDs, given in binlog order."""
-        return MariadbGtidPosition({**self.newest, **MariadbGtidPosition.parse(",".join(gtids)).newest})
+        return self.union(self.parse(",".join(gtids)))
 
 
 def gtid_class_of(server: str) -> type[GtidSet] | type[MariadbGtidPosition]:
@@ -253,19 +249,6 @@ def _merge_intervals(parts: Iterable[tuple[int, int]]) -> Intervals:
         else:
             merged.append((first, last))
     return tuple(merged)
-
-
-def _intersect_intervals(parts: Intervals, others: Intervals) -> Intervals:
-    common, i, j = [], 0, 0
-    while i < len(parts) and j < len(others):
-        first, last = max(parts[i][0], others[j][0]), min(parts[i][1], others[j][1])
-        if first <= last:
-            common.append((first, last))
-        if parts[i][1] < others[j][1]:
-            i += 1
-        else:
-            j += 1
-    return tuple(common)
 
 
 def _subtract_intervals(parts: Intervals, removed: Intervals) -> Intervals:

@@ -114,11 +114,8 @@ def find_removed_rows(
     :raises MissingRowsError: if fewer rows exist than are to be removed.
     """
     names = [name for name in change.removed.column_names if name not in META_COLUMNS]
-    wanted, missing_counts, removed_rows = (
-        row_images(change.removed, names),
-        change.removed_counts.copy(),
-        RemovedRows(),
-    )
+    wanted = row_images(change.removed, names)
+    missing_counts, removed_rows = change.removed_counts.copy(), RemovedRows()
     for path, groups in files:
         if not missing_counts.any() and not ignore_below_seq:
             break

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.json_record import JsonRecord
 
 #: Bits of ``_cdc_seq`` for the end position of a transaction; the file's ordinal uses the bits above.
 POSITION_BITS = 41
@@ -29,9 +30,8 @@ def split_file(file: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-@dataclass(frozen=True)
-class Position:
-    """End of a complete transaction in the binlog of one server.
+class Position(JsonRecord, frozen=True, array_like=True):
+    """End of a complete transaction in the binlog of one server; in JSON ``[file, position]``.
 
     :param file: binlog file, such as ``binlog.000017``.
     :param position: byte offset in it (64 bits).
@@ -52,31 +52,20 @@ class Position:
     def __str__(self) -> str:
         return f"{self.file}:{self.position}"
 
-    def to_json(self) -> list[Any]:
-        """Return a plain JSON value: [file, position]."""
-        return [self.file, self.position]
 
-    @classmethod
-    def from_json(cls, value: list[Any]) -> Position:
-        """Inverse of :meth:`to_json`."""
-        return cls(str(value[0]), int(value[1]))
-
-
-@dataclass(frozen=True)
-class Offset:
+class Offset(JsonRecord, frozen=True):
     """A point to resume from: a position on a given server, and the GTIDs at or before it.
 
     :param server: ``server_uuid``.
-    :param at: file and position, always the end of a complete transaction.
-    :param gtid_set: GTIDs at or before the position, as the server writes them. At the very start of a pipeline, it may
-        contain a few GTIDs just after the position (transactions in flight at that time); it becomes exact as the
-        binlog is read.
+    :param file: binlog file.
+    :param position: byte offset in it, always the end of a complete transaction.
+    :param gtid_set: GTIDs at or before the position, as the server writes them.
     :param open_xa: XA transactions that are prepared and not yet committed at the position: only the xid if it has no
         row of a captured table, otherwise also the position where it begins (``mysql/binlog/events/xa.py``).
     :param already_applied: GTIDs that the sink already has although they come after the position, because this server
         committed in a different order than the previous one.
     :param file_start_time: when the server began the file, in seconds on its own clock: a file of the same name that
-        was begun at another time is another file. 0 if unknown, as in offsets of older versions.
+        was begun at another time is another file. 0 if unknown.
     :param gtid_mode_on: whether MySQL's ``gtid_mode`` was ON at the position, so that later transactions have GTIDs.
         ``False`` also if that is unknown.
     :param before_ddl: whether the stream must follow a DDL before it reads on. Only set for ends of batches, never for
@@ -84,40 +73,26 @@ class Offset:
     """
 
     server: str
-    at: Position
+    file: str
+    position: int
     gtid_set: str
-    open_xa: tuple[str, ...] = ()
-    already_applied: str = ""
+    open_xa: tuple[str, ...] = msgspec.field(default=(), name="xa")
+    already_applied: str = msgspec.field(default="", name="held")
     file_start_time: int = 0
     gtid_mode_on: bool = False
     before_ddl: bool = False
 
+    @property
+    def at(self) -> Position:
+        """File and position."""
+        return Position(self.file, self.position)
+
     def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        return {
-            "server": self.server,
-            "file": self.at.file,
-            "position": self.at.position,
-            "gtid_set": self.gtid_set,
-            "xa": list(self.open_xa),
-            **({"held": self.already_applied} if self.already_applied else {}),
-            **({"began": self.file_start_time} if self.file_start_time else {}),
-            **({"numbered": True} if self.gtid_mode_on else {}),
-            **({"before_ddl": True} if self.before_ddl else {}),
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Offset:
-        """Inverse of :meth:`to_json`."""
-        at = Position(str(value["file"]), int(value["position"]))
-        xa, held = tuple(value.get("xa", ())), str(value.get("held", ""))
-        began, numbered = int(value.get("began", 0)), bool(value.get("numbered", False))
-        before_ddl = bool(value.get("before_ddl", False))
-        return cls(str(value["server"]), at, str(value["gtid_set"]), xa, held, began, numbered, before_ddl)
+        """Return a plain JSON value, in which ``xa`` is always present."""
+        return {**super().to_json(), "xa": list(self.open_xa)}
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(JsonRecord, frozen=True):
     """Maps positions to ``_cdc_seq`` and back.
 
     A segment is one unbroken sequence of binlog files of one server; a failover starts the next segment.
@@ -144,7 +119,7 @@ class Timeline:
 
         No two segments of a pipeline are equal, even for the same server.
         """
-        return replace(self, previous=None)
+        return self.replace(previous=None)
 
     def with_segment(self, server: str, start_file: str, highest_seq: int) -> Timeline:
         """Return the timeline with one more segment.
@@ -186,28 +161,3 @@ class Timeline:
         prefix, first = split_file(self.start_file)
         number = (seq >> POSITION_BITS) - self.first_ordinal + first
         return Position(f"{prefix}{number:06d}", seq & ((1 << POSITION_BITS) - 1))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the newest segment as a plain JSON value, the inverse of :meth:`from_json`."""
-        return {"server": self.server, "start_file": self.start_file, "base": self.first_ordinal}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any], previous: Timeline | None = None) -> Timeline:
-        """Inverse of :meth:`to_json`.
-
-        :param previous: the segments before it.
-        """
-        return cls(str(value["server"]), str(value["start_file"]), int(value["base"]), previous)
-
-    def segments_to_json(self) -> list[dict[str, Any]]:
-        """Return all segments as a plain JSON value, the inverse of :meth:`from_segments`."""
-        return [segment.to_json() for segment in self.segments]
-
-    @classmethod
-    def from_segments(cls, values: Sequence[dict[str, Any]]) -> Timeline:
-        """Inverse of :meth:`segments_to_json`.
-
-        :param values: at least one.
-        """
-        *previous, newest = values
-        return cls.from_json(newest, cls.from_segments(previous) if previous else None)

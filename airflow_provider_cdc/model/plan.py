@@ -8,19 +8,23 @@ for text types. Only the server compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from airflow_provider_cdc.model.definition_history import CapturedTables, DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.offset import POSITION_BITS, Offset, Position, Timeline
 from airflow_provider_cdc.model.plan_history import (
     Amendment,
     FollowedDdl,
     Rejoin,
+    Replan,
+    StoredAmendment,
     Suspension,
-    parse_amendment,
     sort_amendments,
     with_changed_schema,
 )
@@ -41,8 +45,7 @@ MAX_CHUNK_OVERSIZE = 4
 CHUNKS_PER_FILE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(JsonRecord, frozen=True, array_like=True):
     """A key range of one table: ``lower <= key < upper``, or ``<= upper`` in the last chunk.
 
     A table without a usable key is one chunk with empty bounds.
@@ -62,18 +65,9 @@ class Chunk:
     upper: Key
     includes_upper: bool
 
-    def to_json(self) -> list[Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        return [self.number, self.table, self.group, list(self.lower), list(self.upper), self.includes_upper]
-
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Chunk:
-        """Inverse of :meth:`to_json`."""
-        return cls(value[0], value[1], value[2], tuple(value[3]), tuple(value[4]), value[5])
-
 
 @dataclass(frozen=True)
-class PlanCost:
+class PlanningCost:
     """What planning one table cost the server, according to its own counters.
 
     :param statements: number of statements sent.
@@ -84,8 +78,7 @@ class PlanCost:
     rows: int
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
     """The result of planning a snapshot.
 
     ``p0`` is a low watermark taken before any table's smallest and largest key were read. Keys outside [min, max] (all
@@ -117,12 +110,12 @@ class Plan:
     patterns: tuple[tuple[str, ...], ...]
     definitions: tuple[DefinitionHistory, ...]
     chunks: tuple[Chunk, ...]
-    costs: tuple[PlanCost, ...] = field(default=(), compare=False)
-    start: StreamStart = field(default=SNAPSHOT, hash=False)
+    costs: tuple[PlanningCost, ...] = ()
+    start: StreamStart = SNAPSHOT
     table_path: str = "{database}/{table}"
     lower_case: bool = False
     amendments: tuple[Amendment, ...] = ()
-    superseded_chunks: tuple[Chunk, ...] = field(default=(), compare=False)
+    superseded_chunks: tuple[Chunk, ...] = ()
 
     @property
     def p0_seq(self) -> int:
@@ -202,7 +195,7 @@ class Plan:
         history = planned
         for ddl in self.followed_ddls_of(index):
             if (at := place(ddl)) is None:
-                history = replace(planned, versions=((None, ddl.schema),))
+                history = planned.replace(versions=((None, ddl.schema),))
             else:
                 history = history.with_change(at, ddl.schema)
         if (suspension := self.suspension_of(index)) is not None:
@@ -223,22 +216,18 @@ class Plan:
         since = self.definitions[table].start
         return self.p0_seq if since is None else self.timeline.seq(since)
 
-    def with_amendments(self, amendments: Iterable[Mapping[str, Any]]) -> Plan:
-        """Return the plan with later amendments and replanned tables.
-
-        :param amendments: for a replanned table, ``table`` (index), ``definitions``, and its outermost bounds ``lower``
-            and ``upper`` (``None`` for a table without chunks), of which the newest of each table counts; or the
-            ``to_json`` value of an amendment.
-        """
-        parsed = [(amendment, parse_amendment(amendment)) for amendment in amendments]
-        all_amendments = sort_amendments([*self.amendments, *(step for _, step in parsed if step is not None)])
-        plan = replace(
-            self, amendments=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments))
+    def with_amendments(self, amendments: Iterable[StoredAmendment]) -> Plan:
+        """Return the plan with later amendments, of which the newest :class:`Replan` of each table counts."""
+        listed = list(amendments)
+        all_amendments = sort_amendments(
+            [*self.amendments, *(amendment for amendment in listed if not isinstance(amendment, Replan))]
         )
-        replans = [amendment for amendment, step in parsed if step is None]
-        replanned = [(a["table"], DefinitionHistory.from_json(a.get("definitions") or a["schema"]), a) for a in replans]
-        for index, definitions, amendment in sorted(replanned, key=lambda found: (found[0], found[1].revision)):
-            plan = plan._with_replanned_table(index, definitions, amendment["lower"], amendment["upper"])
+        plan = self.replace(
+            amendments=all_amendments, definitions=(*self.definitions, *self._added_tables(all_amendments))
+        )
+        replans = [amendment for amendment in listed if isinstance(amendment, Replan)]
+        for replan in sorted(replans, key=lambda replan: (replan.table, replan.definitions.revision)):
+            plan = plan._with_replanned_table(replan)
         return plan._without_superseded_chunks()
 
     def _added_tables(self, amendments: Iterable[Amendment]) -> list[DefinitionHistory]:
@@ -262,28 +251,24 @@ class Plan:
         current_and_superseded: tuple[list[Chunk], list[Chunk]] = [], []
         for chunk in self.chunks:
             current_and_superseded[chunk.table in superseded].append(chunk)
-        return replace(
-            self,
+        return self.replace(
             chunks=tuple(current_and_superseded[False]),
             superseded_chunks=(*self.superseded_chunks, *current_and_superseded[True]),
         )
 
-    def _with_replanned_table(
-        self, index: int, definitions: DefinitionHistory, lower: Sequence[Any], upper: Sequence[Any]
-    ) -> Plan:
-        table_chunks = [c for c in self.chunks if c.table == index]
-        changed_chunks = {}
-        if table_chunks:
-            changed_chunks[table_chunks[0].number] = replace(table_chunks[0], lower=tuple(lower))
-            last = changed_chunks.get(table_chunks[-1].number, table_chunks[-1])
-            changed_chunks[last.number] = replace(last, upper=tuple(upper))
-        histories = tuple(definitions if i == index else d for i, d in enumerate(self.definitions))
-        return replace(self, definitions=histories, chunks=tuple(changed_chunks.get(c.number, c) for c in self.chunks))
+    def _with_replanned_table(self, replan: Replan) -> Plan:
+        chunks = list(self.chunks)
+        numbers = [number for number, chunk in enumerate(chunks) if chunk.table == replan.table]
+        if numbers:
+            chunks[numbers[0]] = chunks[numbers[0]].replace(lower=replan.lower)
+            chunks[numbers[-1]] = chunks[numbers[-1]].replace(upper=replan.upper)
+        definitions = list(self.definitions)
+        definitions[replan.table] = replan.definitions
+        return self.replace(definitions=tuple(definitions), chunks=tuple(chunks))
 
     def with_zero_dates(self, policy: str) -> Plan:
-        """Return the plan with the pipeline's ``source.zero_dates``, which is not stored in it."""
-        return replace(
-            self,
+        """Return the plan with the pipeline's ``source.zero_dates``; what is stored of it does not count."""
+        return self.replace(
             definitions=tuple(d.with_zero_dates(policy) for d in self.definitions),
             amendments=tuple(
                 with_changed_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.amendments
@@ -291,14 +276,11 @@ class Plan:
         )
 
     def with_full_before_images(self, wanted: Callable[[TableSchema], bool]) -> Plan:
-        """Return the plan with full before images for some tables; this is not stored in it, either."""
-        return replace(
-            self,
-            definitions=tuple(d.with_full_before_images() if wanted(d.newest) else d for d in self.definitions),
+        """Return the plan with full before images for these tables only; what is stored of it does not count."""
+        return self.replace(
+            definitions=tuple(d.with_full_before_images(wanted(d.newest)) for d in self.definitions),
             amendments=tuple(
-                with_changed_schema(
-                    step, lambda table: replace(table, full_before_images=table.full_before_images or wanted(table))
-                )
+                with_changed_schema(step, lambda table: table.replace(full_before_images=wanted(table)))
                 for step in self.amendments
             ),
         )
@@ -313,29 +295,16 @@ class Plan:
 
     def superseded_groups(self) -> dict[int, list[Chunk]]:
         """Return the groups that have only superseded chunks, with these chunks as they were planned."""
-        return {
-            number: chunks
-            for number, chunks in self._superseded_by_group.items()
-            if number not in self._chunks_by_group
-        }
+        superseded = _chunks_by_group(self.superseded_chunks)
+        return {number: chunks for number, chunks in superseded.items() if number not in self._chunks_by_group}
 
     def for_group(self, group: int) -> Plan:
         """Return the plan with the chunks of one group only."""
-        return replace(self, chunks=tuple(self._chunks_by_group[group]))
+        return self.replace(chunks=tuple(self._chunks_by_group[group]))
 
     @cached_property
     def _chunks_by_group(self) -> dict[int, list[Chunk]]:
-        groups: dict[int, list[Chunk]] = {}
-        for chunk in self.chunks:
-            groups.setdefault(chunk.group, []).append(chunk)
-        return groups
-
-    @cached_property
-    def _superseded_by_group(self) -> dict[int, list[Chunk]]:
-        groups: dict[int, list[Chunk]] = {}
-        for chunk in self.superseded_chunks:
-            groups.setdefault(chunk.group, []).append(chunk)
-        return groups
+        return _chunks_by_group(self.chunks)
 
     @cached_property
     def _groups_by_table(self) -> dict[int, set[int]]:
@@ -368,41 +337,16 @@ class Plan:
             summaries.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})
         return summaries
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        return {
-            "version": 1,
-            "pipeline": self.pipeline,
-            "generation": self.generation,
-            "p0": self.p0.to_json(),
-            "lineage": self.timeline.to_json(),
-            "patterns": [list(p) for p in self.patterns],
-            "tables": [d.to_json() for d in self.definitions],
-            "steps": [step.to_json() for step in self.amendments],
-            "chunks": [c.to_json() for c in self.chunks],
-            "start": self.start,
-            "table_path": self.table_path,
-            "lower_case": self.lower_case,
-        }
+    def to_json(self) -> Any:
+        """Return a plain JSON value, without costs and superseded chunks."""
+        return msgspec.to_builtins(self.replace(costs=(), superseded_chunks=()))
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Plan:
-        """Inverse of :meth:`to_json`."""
-        return cls(
-            value["pipeline"],
-            value["generation"],
-            Offset.from_json(value["p0"]),
-            Timeline.from_json(value["lineage"]),
-            tuple(tuple(p) for p in value["patterns"]),
-            tuple(DefinitionHistory.from_json(t) for t in value["tables"]),
-            tuple(Chunk.from_json(c) for c in value["chunks"]),
-            start=value.get("start", SNAPSHOT),
-            table_path=value.get("table_path", cls.table_path),
-            lower_case=value.get("lower_case", cls.lower_case),
-            amendments=sort_amendments(
-                filter(None, map(parse_amendment, value.get("steps", value.get("followed", ()))))
-            ),
-        )
+
+def _chunks_by_group(chunks: Iterable[Chunk]) -> dict[int, list[Chunk]]:
+    groups: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        groups.setdefault(chunk.group, []).append(chunk)
+    return groups
 
 
 def even_chunk_width(low: int, high: int, rows: int, chunk_rows: int) -> int | None:
@@ -442,15 +386,16 @@ def number_and_group(chunks: Iterable[Chunk], group_rows: int, chunk_rows: int) 
     """
     listed_chunks = list(chunks)
     size = max(1, group_rows // chunk_rows, math.ceil(len(listed_chunks) / MAX_GROUPS))
-    return tuple(replace(chunk, number=i, group=i // size) for i, chunk in enumerate(listed_chunks))
+    return tuple(chunk.replace(number=i, group=i // size) for i, chunk in enumerate(listed_chunks))
 
 
-def cut_into_slices(chunks: Sequence[Chunk], per_file: int = CHUNKS_PER_FILE) -> list[tuple[Chunk, ...]]:
+def cut_into_slices(chunks: Sequence[Chunk]) -> list[tuple[Chunk, ...]]:
     """Cut the chunks of a group into slices, each of which becomes one file and belongs to one table."""
     slices_so_far: list[list[Chunk]] = []
     for chunk in chunks:
-        if slices_so_far and slices_so_far[-1][0].table == chunk.table and len(slices_so_far[-1]) < per_file:
-            slices_so_far[-1].append(chunk)
+        newest = slices_so_far[-1] if slices_so_far else []
+        if newest and newest[0].table == chunk.table and len(newest) < CHUNKS_PER_FILE:
+            newest.append(chunk)
         else:
             slices_so_far.append([chunk])
     return [tuple(run) for run in slices_so_far]

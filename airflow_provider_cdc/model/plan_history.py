@@ -5,15 +5,15 @@ The stream's driver writes each amendment once, next to the plan; a loaded plan 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.schema import TableSchema
 
 
-@dataclass(frozen=True)
-class FollowedDdl:
+class FollowedDdl(JsonRecord, frozen=True, tag_field="amendment", tag="followed"):
     """A DDL that the stream has followed: the table has a new definition after it.
 
     :param table: index of the table in the plan.
@@ -27,18 +27,8 @@ class FollowedDdl:
     seq: int
     schema: TableSchema
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        return {"table": self.table, "revision": self.revision, "seq": self.seq, "followed": self.schema.to_json()}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> FollowedDdl:
-        """Inverse of :meth:`to_json`."""
-        return cls(value["table"], value["revision"], value["seq"], TableSchema.from_json(value["followed"]))
-
-
-@dataclass(frozen=True)
-class Suspension:
+class Suspension(JsonRecord, frozen=True, tag_field="amendment", tag="suspended"):
     """A table that the stream continues without; its copy is no longer updated.
 
     :param table: index of the table in the plan.
@@ -46,7 +36,8 @@ class Suspension:
     :param seq: ``_cdc_seq`` of the last transaction in the copy.
     :param at: the same position in human-readable form: ``file:position``.
     :param since: when it was suspended, as ISO 8601 in UTC.
-    :param kind: class name of the error that caused it, or one of :mod:`~airflow_provider_cdc.model.suspension_kinds`.
+    :param kind: class name of the error that caused it, or one of
+        :data:`~airflow_provider_cdc.model.errors.NO_ERROR_KINDS`.
     :param message: message of the error.
     :param remedy: remedy of the error.
     :param schema: the definition of a table that this amendment adds to the plan; ``None`` for a planned table.
@@ -66,29 +57,8 @@ class Suspension:
     dropped: bool = False
     first: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        suspension: dict[str, Any] = {
-            "at": self.at,
-            "since": self.since,
-            "kind": self.kind,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
-        suspension |= {"dropped": True} if self.dropped else {}
-        suspension |= {"first": self.first} if self.first else {}
-        value = {"table": self.table, "revision": self.revision, "seq": self.seq, "suspended": suspension}
-        return value if self.schema is None else {**value, "added": self.schema.to_json()}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Suspension:
-        """Inverse of :meth:`to_json`."""
-        schema = TableSchema.from_json(value["added"]) if "added" in value else None
-        return cls(value["table"], value["revision"], value["seq"], **value["suspended"], schema=schema)
-
-
-@dataclass(frozen=True)
-class Rejoin:
+class Rejoin(JsonRecord, frozen=True, tag_field="amendment", tag="rejoined"):
     """A table that was re-snapshotted as a whole: the stream follows it from a position on.
 
     :param table: index of the table in the plan.
@@ -96,7 +66,7 @@ class Rejoin:
     :param seq: ``_cdc_seq`` of the last transaction in the slices.
     :param schema: its definition at that position.
     :param slices: JSON values of the slices that replace its rows in the sink.
-    :param group: number of the group in which it was read; ``None`` if that was not recorded.
+    :param group: number of the group in which it was read; 0 until the read has a number.
     :param keeps_deleted_rows: whether rows that ``sink.deletes`` keeps are retained; otherwise all rows are replaced.
     """
 
@@ -105,41 +75,29 @@ class Rejoin:
     seq: int
     schema: TableSchema
     slices: tuple[dict[str, Any], ...] = ()
-    group: int | None = None
+    group: int = 0
     keeps_deleted_rows: bool = True
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        return {
-            "table": self.table,
-            "revision": self.revision,
-            "seq": self.seq,
-            "rejoined": self.schema.to_json(),
-            "slices": list(self.slices),
-            **({} if self.group is None else {"group": self.group}),
-            **({} if self.keeps_deleted_rows else {"keeps": False}),
-        }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Rejoin:
-        """Inverse of :meth:`to_json`."""
-        schema = TableSchema.from_json(value["rejoined"])
-        slices, group, keeps = tuple(value["slices"]), value.get("group"), value.get("keeps", True)
-        return cls(value["table"], value["revision"], value["seq"], schema, slices, group, keeps)
+class Replan(JsonRecord, frozen=True, tag_field="amendment", tag="replanned"):
+    """A table that was planned again, because it was altered during its snapshot.
+
+    :param table: index of the table in the plan.
+    :param definitions: its definitions, with their revision.
+    :param lower: first key in its chunks; ``None`` if it has none.
+    :param upper: last key in its chunks; ``None`` if it has none.
+    """
+
+    table: int
+    definitions: DefinitionHistory
+    lower: tuple[int | str, ...] | None
+    upper: tuple[int | str, ...] | None
 
 
 Amendment = FollowedDdl | Suspension | Rejoin
-_AMENDMENT_CLASSES: dict[str, type[Amendment]] = {"followed": FollowedDdl, "suspended": Suspension, "rejoined": Rejoin}
-
-
-def kind_of_step(step: Amendment) -> str:
-    """Return the kind of an amendment as it is stored: ``followed``, ``suspended`` or ``rejoined``."""
-    return next(name for name, kind in _AMENDMENT_CLASSES.items() if isinstance(step, kind))
-
-
-def parse_amendment(value: Mapping[str, Any]) -> Amendment | None:
-    """Return the amendment for a JSON value; ``None`` if the value is something else."""
-    return next((kind.from_json(value) for name, kind in _AMENDMENT_CLASSES.items() if name in value), None)
+#: An amendment or a replanned table, as stored next to the plan.
+StoredAmendment = Amendment | Replan
+STORED_AMENDMENT = cast(type[StoredAmendment], StoredAmendment)
 
 
 def sort_amendments(amendments: Iterable[Amendment]) -> tuple[Amendment, ...]:
@@ -150,4 +108,4 @@ def sort_amendments(amendments: Iterable[Amendment]) -> tuple[Amendment, ...]:
 
 def with_changed_schema(amendment: Amendment, change: Callable[[TableSchema], TableSchema]) -> Amendment:
     """Return an amendment with its definition changed, if it has one."""
-    return amendment if amendment.schema is None else replace(amendment, schema=change(amendment.schema))
+    return amendment if amendment.schema is None else amendment.replace(schema=change(amendment.schema))

@@ -63,6 +63,7 @@ class ChunkProgress:
             "corrected": self.corrected,
             "rows_per_second": self.rows_per_second,
             "eta_seconds": None if eta is None else round(eta, 1),
+            "paused": self.paused,
         }
 
     def __str__(self) -> str:

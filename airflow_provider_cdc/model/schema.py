@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 
 from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.json_record import JsonRecord
 
 #: Charsets whose bytes in the binlog and in result sets are UTF-8.
 UTF8_CHARSETS = frozenset({"utf8mb4", "utf8mb3", "utf8", "ascii"})
@@ -54,17 +53,8 @@ BINARY_TYPES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob
 #: Types whose value is one or several members of a list.
 MEMBER_TYPES = frozenset({"enum", "set"})
 GEOMETRY_TYPES = frozenset(
-    {
-        "geometry",
-        "point",
-        "linestring",
-        "polygon",
-        "multipoint",
-        "multilinestring",
-        "multipolygon",
-        "geomcollection",
-        "geometrycollection",
-    }
+    {"point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon"}
+    | {"geometry", "geomcollection", "geometrycollection"}
 )
 #: Types of MariaDB that are bytes in the binlog and text everywhere else, with the number of bytes.
 ADDRESS_TYPES = {"uuid": 16, "inet6": 16, "inet4": 4}
@@ -83,24 +73,12 @@ SUPPORTED_TYPES = (
 KEY_TYPES = (
     INTEGER_TYPES
     | ADDRESS_TYPES.keys()
-    | {
-        "decimal",
-        "char",
-        "varchar",
-        "binary",
-        "varbinary",
-        "date",
-        "datetime",
-        "timestamp",
-        "time",
-        "year",
-        "enum",
-    }
+    | {"decimal", "char", "varchar", "binary", "varbinary", "enum"}
+    | {"date", "datetime", "timestamp", "time", "year"}
 )
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(JsonRecord, frozen=True):
     """One column as ``information_schema.columns`` describes it.
 
     :param name: column name, in the server's spelling.
@@ -201,8 +179,7 @@ def unknown_type_error(column: Column) -> NotReadyError:
     )
 
 
-@dataclass(frozen=True)
-class TableSchema:
+class TableSchema(JsonRecord, frozen=True, dict=True):
     """A captured table. Some fields are not part of its definition, which :meth:`fingerprint` covers.
 
     :param database: database name.
@@ -213,14 +190,13 @@ class TableSchema:
         empty for a table without a usable key, whose rows are compared by all of their values and counted.
     :param excluded: names of the columns that the pipeline does not copy; never a key column.
     :param zero_dates: how an invalid date such as 0000-00-00 is handled: ``error`` or ``null``. A setting of the
-        pipeline, not part of the definition.
+        pipeline, not part of the definition; a stored value does not count.
     :param full_before_images: whether updates and deletes must have full before images; otherwise the key suffices, if
-        there is one. A setting of the reader, not part of the definition.
-    :param key_index: name of the index that is the key; ``None`` if it was not recorded or there is none. Not part of
-        the definition.
-    :param comments: comments of columns by name, for columns that have one. Not part of the definition.
-    :param collation: collation of columns that are added without one; ``None`` if it was not recorded. Not part of the
-        definition.
+        there is one. A setting of the reader, not part of the definition; a stored value does not count.
+    :param key_index: name of the index that is the key; ``None`` if there is none. Not part of the definition.
+    :param comments: comments of columns by name, for columns that have one. Not part of the definition, and not
+        compared; neither are the fields that follow.
+    :param collation: collation of columns that are added without one; not part of the definition.
     :param auto_excluded: excluded columns that were added later and left out according to ``stream.schema_changes``.
         Not part of the definition.
     :param retained: columns that were removed from the source and are kept in the copy, NULL in each row that is
@@ -237,11 +213,11 @@ class TableSchema:
     zero_dates: str = "error"
     full_before_images: bool = False
     key_index: str | None = None
-    comments: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    collation: str | None = field(default=None, compare=False)
-    auto_excluded: tuple[str, ...] = field(default=(), compare=False)
-    retained: tuple[Column, ...] = field(default=(), compare=False)
-    removed: tuple[str, ...] = field(default=(), compare=False)
+    comments: tuple[tuple[str, str], ...] = ()
+    collation: str | None = None
+    auto_excluded: tuple[str, ...] = ()
+    retained: tuple[Column, ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def id(self) -> tuple[str, str]:
@@ -292,7 +268,7 @@ class TableSchema:
 
     def with_zero_dates(self, policy: str) -> TableSchema:
         """Return the same table with another ``zero_dates`` policy."""
-        return replace(self, zero_dates=policy)
+        return self.replace(zero_dates=policy)
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
@@ -318,35 +294,16 @@ class TableSchema:
             schema = schema.append(added)
         return schema
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        extras: dict[str, Any] = {"key_index": self.key_index, "collation": self.collation}
-        if self.retained:
-            extras["kept"] = [asdict(c) for c in self.retained]
-        lists = {"ignored": self.auto_excluded, "dropped": self.removed}
-        extras |= {name: list(names) for name, names in lists.items() if names}
-        return {**self._definition(), **extras, "comments": [list(pair) for pair in self.comments]}
+    @cached_property
+    def _compared_fields(self) -> tuple[object, ...]:
+        names = (self.database, self.name, self.key, self.excluded, self.key_index)
+        return (*names, self.columns, self.zero_dates, self.full_before_images)
 
-    def _definition(self) -> dict[str, Any]:
-        columns = [asdict(c) for c in self.columns]
-        names = {"database": self.database, "name": self.name, "key": list(self.key), "left_out": list(self.excluded)}
-        return {**names, "columns": columns}
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TableSchema) and self._compared_fields == other._compared_fields
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> TableSchema:
-        """Inverse of :meth:`to_json`."""
-        columns, retained = (
-            tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value.get(name, ()))
-            for name in ("columns", "kept")
-        )
-        key, excluded = tuple(value["key"]), tuple(value.get("left_out", ()))
-        index = value.get("key_index")
-        comments = tuple((name, text) for name, text in value.get("comments", ()))
-        schema = cls(value["database"], value["name"], columns, key, excluded, key_index=index, comments=comments)
-        auto_excluded, removed = tuple(value.get("ignored", ())), tuple(value.get("dropped", ()))
-        return replace(
-            schema, collation=value.get("collation"), auto_excluded=auto_excluded, retained=retained, removed=removed
-        )
+    def __hash__(self) -> int:
+        return hash(self._compared_fields)
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines how rows are read."""
@@ -354,4 +311,5 @@ class TableSchema:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self._definition(), sort_keys=True).encode()).hexdigest()[:16]
+        definition = TableSchema(self.database, self.name, self.columns, self.key, self.excluded).to_json()
+        return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:16]

@@ -7,31 +7,30 @@ the other one had begun. docs/correctness.md has the argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, REQUESTED
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Amendment, Rejoin, Suspension, kind_of_step
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED, REQUESTED
+from airflow_provider_cdc.model.plan_history import Amendment, Rejoin, Suspension
 
 #: What was read: a chunk group of the plan, a whole table, or key ranges of a table.
 GROUP, TABLE, RANGES = "group", "table", "ranges"
-#: The first number of the sequence. Group numbers of the plan, and numbers computed by older versions, are lower.
+#: The first number of the sequence. Group numbers of the plan are lower.
 FIRST_READ_NUMBER = 1_000_000_000_000
 
 #: Identifies an amendment of a table: its kind, its revision and its ``_cdc_seq``.
 AmendmentId = tuple[str, int, int]
 
 
-@dataclass(frozen=True)
-class StagedRead:
+class StagedRead(JsonRecord, frozen=True):
     """Rows that were read completely and wait to be published.
 
-    :param number: number of the read; 0 for a group read by an older version.
+    :param number: number of the read.
     :param scope: what was read: :data:`GROUP`, :data:`TABLE` or :data:`RANGES`.
-    :param table: index of the table in the plan; ``None`` for a group, and for a table read by an older version.
+    :param table: index of the table in the plan; ``None`` for a group.
     :param group: number of the chunk group: one of the plan, or the number of the read.
     :param attempt: number of the attempt at that group.
     :param high_watermark: highest high watermark of its chunks.
@@ -57,55 +56,34 @@ class StagedRead:
     request_id: int | None = None
     requested_by: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value, the inverse of :meth:`from_json`."""
-        return {
-            "number": self.number,
-            "scope": self.scope,
-            "table": self.table,
-            "group": self.group,
-            "attempt": self.attempt,
-            "high": self.high_watermark.to_json(),
-            "since": self.start.to_json(),
-            "lineage": self.timeline.to_json(),
-            "revision": self.revision,
-            "steps": [list(step) for step in self.amendments],
-            **({} if self.request_id is None else {"request": self.request_id, "by": self.requested_by}),
-        }
+    def describe(self, plan: Plan) -> str:
+        """Return a human-readable description of what was read."""
+        if self.scope == GROUP:
+            return f"group {self.group} was re-snapshotted (attempt {self.attempt})"
+        label = "a table" if self.table is None else plan.tables[self.table].label
+        return f"{label} was re-snapshotted{' in part' if self.scope == RANGES else ''}"
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any], default_timeline: Timeline) -> StagedRead:
-        """Inverse of :meth:`to_json`.
+    def why_without_table(self, plan: Plan) -> str | None:
+        """Return why there is no table to publish the rows to; ``None`` if there is one.
 
-        :param default_timeline: the segment for a value that names none.
+        :param plan: the current plan.
         """
-        # Older versions stored neither the table nor the scope.
-        scope = GROUP if value.get("revision") is None else RANGES if value.get("ranges") else TABLE
-        return cls(
-            value.get("number", 0),
-            value.get("scope", scope),
-            value.get("table"),
-            value["group"],
-            value["attempt"],
-            Position.from_json(value["high"]),
-            Offset.from_json(value["since"]),
-            Timeline.from_json(value["lineage"]) if "lineage" in value else default_timeline,
-            value.get("revision") or 0,
-            tuple((kind, revision, seq) for kind, revision, seq in value.get("steps", ())),
-            value.get("request"),
-            value.get("by"),
-        )
+        if self.table is not None or self.group in plan.groups():
+            return None
+        return "its tables were re-snapshotted as a whole or are suspended"
 
+    def is_due(self, plan: Plan, at: Position, timeline: Timeline) -> bool:
+        """Return whether a stream is far enough to publish or to drop the rows.
 
-class PublishedReadNumbers(NamedTuple):
-    """Highest numbers of the reads that are published in a copy, according to its markers; 0 for none.
+        It is once it has reached the highest high watermark, or reads another server, where that watermark means
+        nothing; and at any time if there is no table to publish the rows to.
 
-    :param ranges: highest number of a read of key ranges.
-    :param groups: highest number of a re-snapshotted chunk group.
-    """
-
-    ranges: int
-    groups: int
+        :param plan: the current plan.
+        :param at: resume point of the stream.
+        :param timeline: its timeline.
+        """
+        is_reached = self.timeline != timeline.newest_segment or self.high_watermark <= at
+        return is_reached or self.why_without_table(plan) is not None
 
 
 class PublishRefusal(NamedTuple):
@@ -113,10 +91,22 @@ class PublishRefusal(NamedTuple):
 
     :param reason: human-readable reason.
     :param superseded: whether the copy already has all of the rows, from a later read.
+    :param remedy: what a user must do before the next read; ``None`` if another read may be published.
     """
 
     reason: str
     superseded: bool = False
+    remedy: str | None = None
+
+
+def ranges_marker(plan: Plan) -> str:
+    """Return the name of the table marker that holds the number of the last published read of key ranges."""
+    return f"cdc/{plan.pipeline}/{plan.generation}/ranges"
+
+
+def group_read_marker(plan: Plan, group: int) -> str:
+    """Return the name of the table marker that holds the number of the read last published for a chunk group."""
+    return f"cdc/{plan.pipeline}/{plan.generation}/reading/{group}"
 
 
 def amendment_ids(plan: Plan, table: int) -> tuple[AmendmentId, ...]:
@@ -151,27 +141,33 @@ def order_for_publishing(
 
 
 def publish_refusal(
-    staged: StagedRead, table: int, plan: Plan, timeline: Timeline, published: PublishedReadNumbers, *, captured: bool
+    staged: StagedRead,
+    table: int,
+    plan: Plan,
+    timeline: Timeline,
+    read_marker: Callable[[str], int | None],
+    *,
+    captured: bool,
 ) -> PublishRefusal | None:
     """Return why rows may not be published in a table any more; ``None`` if they may. Does not access any server.
 
     :param table: index of the table in the plan.
     :param plan: the current plan.
     :param timeline: timeline of the resume point.
-    :param published: what the copy has.
+    :param read_marker: returns the value of a marker of the copy.
     :param captured: whether the pipeline copies the table.
     """
-    if staged.scope != GROUP and staged.table is None:
-        return PublishRefusal("it was read by an older version")
     if staged.timeline != timeline.newest_segment:
         return PublishRefusal(f"it was read from server {staged.timeline.server}, before the stream moved to another")
     if not captured:
         return PublishRefusal("the pipeline no longer copies it")
     rejoin = plan.rejoin_of(table)
-    if rejoin is not None and (rejoin.group or 0) > staged.number:
+    if rejoin is not None and rejoin.group > staged.number:
         return PublishRefusal("it was re-snapshotted as a whole by a read that began later", superseded=True)
-    # Chunk groups have no keys in common.
-    if max(published.ranges, 0 if staged.scope == GROUP else published.groups) > staged.number:
+    parts = [ranges_marker(plan)]
+    if staged.scope != GROUP:  # chunk groups have no keys in common
+        parts += [group_read_marker(plan, group) for group in plan.groups_of(table)]
+    if any((read_marker(name) or 0) > staged.number for name in parts):
         return PublishRefusal("a part of it was re-snapshotted by a read that began later")
     if staged.scope == GROUP:  # it belongs to the plan, not to a revision of the table
         return None
@@ -187,7 +183,7 @@ def publish_refusal(
 
 
 def _amendment_id(amendment: Amendment) -> AmendmentId:
-    return kind_of_step(amendment), amendment.revision, amendment.seq
+    return type(amendment).__name__, amendment.revision, amendment.seq
 
 
 def _why_not_ranges(later_amendments: Iterable[Amendment], suspended: Suspension | None) -> PublishRefusal | None:

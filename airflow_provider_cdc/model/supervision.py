@@ -151,11 +151,9 @@ class RestartHistory:
     @property
     def delay(self) -> float:
         """Seconds to wait before the next restart."""
-        return (
-            float(min(FIRST_DELAY_SECONDS << min(self.failures - 1, 30), LONGEST_DELAY_SECONDS))
-            if self.failures
-            else 0.0
-        )
+        if not self.failures:
+            return 0.0
+        return float(min(FIRST_DELAY_SECONDS << min(self.failures - 1, 30), LONGEST_DELAY_SECONDS))
 
     @property
     def is_crash_looping(self) -> bool:

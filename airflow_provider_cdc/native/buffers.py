@@ -33,6 +33,20 @@ def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
     return not ((data[starts] & 0xC0) == 0x80).any()
 
 
+def to_vectors(values: pa.Array) -> pa.Array:
+    """Convert a binary array of packed 32-bit numbers to a list array.
+
+    :raises ValueError: if a value has a part of a number.
+    """
+    validity, offset_bytes, content = values.buffers()
+    offsets = np.frombuffer(offset_bytes, np.int32)[: len(values) + 1]
+    if (offsets % 4).any():
+        raise ValueError("a vector contains an incomplete number")
+    floats = pa.Array.from_buffers(pa.float32(), int(offsets[-1]) // 4, [None, content])
+    numbers = copy_to_arrow(offsets // 4)
+    return pa.Array.from_buffers(pa.list_(pa.float32()), len(values), [validity, numbers], children=[floats])
+
+
 def enlarge(array: Any, size: int, fill: int = 0) -> Any:
     """Return a larger copy of an array, with the additional elements set to ``fill``."""
     larger = np.empty(size, array.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,8 +16,7 @@ from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.identity import check_same_server, server_identity
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import server_time
-from airflow_provider_cdc.mysql.positions.lag import oldest_unread_commit, unread_bytes
+from airflow_provider_cdc.mysql.positions.binlog_files import oldest_unread_commit, server_time, unread_bytes
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.retention_guard import PurgeWatch
 from airflow_provider_cdc.state.models import BatchRow
@@ -90,7 +89,9 @@ def _query_lag(context: RunContext, offset: Offset, slot: int) -> Lag:
         check_same_server(server_identity(connection), offset.server)
         size = unread_bytes(connection, offset.at)
         try:
-            purge_in = PurgeWatch(replace(offset, at=needed), slot).seconds_to_purge_on(context, connection)
+            purge_in = PurgeWatch(offset.replace(file=needed.file, position=needed.position), slot).seconds_to_purge_on(
+                context, connection
+            )
         except TerminalError as error:
             return Lag(None, size, 0.0, error.message)
         committed = oldest_unread_commit(open_at, offset.at) if size else None

@@ -2,26 +2,88 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError
-from airflow_provider_cdc.model.suspension_kinds import REQUESTED
-from airflow_provider_cdc.observe.metric_definitions import Measurement
+from airflow_provider_cdc.model.errors import REQUESTED
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.state import EpochRow, StateDatabase, TableStateRow
+    from airflow_provider_cdc.state import StateDatabase, TableStateRow
 
 #: Seconds after which a stream without a heartbeat no longer counts as running, and after which a sample is outdated.
 _ALIVE_SECONDS, FRESH_SECONDS = 60.0, 300.0
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Definition of a metric.
+
+    :param name: as in ``cdc.<name>`` for Airflow's stats.
+    :param help_text: one-line description.
+    :param per_table: whether each table has its own value; otherwise a pipeline has one.
+    :param is_counter: whether it only grows, as long as the state database is not lost.
+    """
+
+    name: str
+    help_text: str
+    per_table: bool = False
+    is_counter: bool = False
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("running", "1 while a stream sends heartbeats, else 0"),
+        Metric("paused", "1 while the stream is paused by a user, else 0"),
+        Metric("failed", "1 if the newest run of the stream failed, else 0"),
+        Metric("heartbeat_age_seconds", "Seconds since the last heartbeat of a stream"),
+        Metric("lag_seconds", "Age of the oldest commit in the source that has not been read yet"),
+        Metric("bytes_behind", "Bytes of the source's binlog that have not been read yet"),
+        Metric("hours_to_purge", "Hours until the source may purge binlog that is needed; absent if never"),
+        Metric("change_lag_seconds", "Seconds from commit in the source to commit in the sink, p95 of the last batch"),
+        Metric("merge_seconds", "Seconds it took to apply the last batch"),
+        Metric("changes", "Changes that streams have applied", is_counter=True),
+        Metric("batches", "Batches that streams have applied", is_counter=True),
+        Metric("rows", "Rows that the snapshot has read"),
+        Metric("chunks_done", "Chunks that the snapshot has read"),
+        Metric("chunks_total", "Chunks of the snapshot"),
+        Metric("tables", "Tables of the pipeline, without those that were removed from it"),
+        Metric("suspended_tables", "Tables that are suspended because of a problem"),
+        Metric("suspended", "1 if the table is suspended because of a problem, else 0", per_table=True),
+        Metric("table_rows", "Rows of the copy", per_table=True),
+        Metric("table_bytes", "Bytes of the copy's files", per_table=True),
+        Metric("files", "Files of the copy", per_table=True),
+        Metric("dead_rows", "Deleted rows that are still in the copy's files", per_table=True),
+        Metric("compactions", "Compactions of the copy's files", per_table=True, is_counter=True),
+        Metric("compaction_seconds", "Seconds that the last compaction of the copy took", per_table=True),
+        Metric("inserts", "Inserts that streams have applied", per_table=True, is_counter=True),
+        Metric("updates", "Updates that streams have applied", per_table=True, is_counter=True),
+        Metric("deletes", "Deletes that streams have applied", per_table=True, is_counter=True),
+        Metric("verified_equal", "1 if source and copy were equal at the last comparison, else 0", per_table=True),
+        Metric("not_comparable", "1 if the table could not be compared in the last attempt, else 0", per_table=True),
+        Metric("verified_age_seconds", "Seconds since source and copy were compared last", per_table=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A value of a metric, for a pipeline or one of its tables.
+
+    :param name: one of :data:`METRICS`.
+    :param table: ``database.table``.
+    """
+
+    name: str
+    value: float
+    pipeline: str
+    table: str | None = None
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Its tags (Airflow) or labels (Prometheus)."""
+        return {"pipeline": self.pipeline} | ({"table": self.table} if self.table is not None else {})
 
 
 def measure_pipeline(store: StateDatabase, pipeline: str) -> list[Measurement]:
@@ -29,133 +91,67 @@ def measure_pipeline(store: StateDatabase, pipeline: str) -> list[Measurement]:
 
     Unknown values are left out, for example the lag if the source was not queried within the last five minutes.
     """
+    from airflow_provider_cdc.state import utc_now
+
+    moment, tables = utc_now(), [row for row in store.table_states(pipeline) if row.state != "removed"]
+    values_by_table: list[tuple[str | None, Values]] = [
+        (None, _pipeline_values(store, pipeline, moment)),
+        (None, {"tables": len(tables), "suspended_tables": sum(map(is_suspended, tables))}),
+        *((f"{row.database}.{row.name}", _table_values(row, moment)) for row in tables),
+    ]
     return [
         Measurement(name, float(value), pipeline, table)
-        for name, value, table in (*_pipeline_values(store, pipeline), *_table_values(store, pipeline))
+        for table, values in values_by_table
+        for name, value in values.items()
         if value is not None
     ]
 
 
-MetricValues = Iterator[tuple[str, float | None, str | None]]
+#: Values by name of the metric; ``None`` if unknown.
+Values = dict[str, float | None]
 
 
-def _pipeline_values(store: StateDatabase, pipeline: str) -> MetricValues:
-    from airflow_provider_cdc.state import utc_now
-
-    moment, run = utc_now(), store.newest_epoch(pipeline)
-    if run is not None:
-        yield from _stream_values(run, moment)
+def _pipeline_values(store: StateDatabase, pipeline: str, moment: datetime) -> Values:
+    totals, values = store.batch_totals(pipeline), Values()
+    if (run := store.newest_epoch(pipeline)) is not None:
+        age = max(0.0, (moment - run.heartbeat_at).total_seconds())
+        values |= {
+            "running": run.state == "running" and age < _ALIVE_SECONDS,
+            "paused": run.paused_by is not None,
+            "failed": run.state == "failed",
+            "heartbeat_age_seconds": age,
+        }
     sample = store.last_sample(pipeline)
     if sample is not None and (moment - sample.at).total_seconds() < FRESH_SECONDS:
-        yield "lag_seconds", sample.lag_seconds, None
-        yield "bytes_behind", sample.lag_bytes, None
-        yield "hours_to_purge", sample.purge_hours, None
+        values |= {
+            "lag_seconds": sample.lag_seconds,
+            "bytes_behind": sample.lag_bytes,
+            "hours_to_purge": sample.purge_hours,
+        }
     for batch in store.last_batches(pipeline, 1):
-        yield "change_lag_seconds", None if batch.lag_p95_ms is None else batch.lag_p95_ms / 1000, None
-        yield "merge_seconds", batch.seconds, None
-    totals = store.batch_totals(pipeline)
-    yield "changes", totals.changes, None
-    yield "batches", totals.batches, None
-    snapshot = store.snapshot(pipeline)
-    if snapshot is not None:
+        values["change_lag_seconds"] = None if batch.lag_p95_ms is None else batch.lag_p95_ms / 1000
+        values["merge_seconds"] = batch.seconds
+    values |= {"changes": totals.changes, "batches": totals.batches}
+    if (snapshot := store.snapshot(pipeline)) is not None:
         progress = store.table_progress(pipeline, snapshot.generation)
-        yield "rows", sum(table.rows for table in progress), None
-        yield "chunks_done", sum(table.done for table in progress), None
-        yield "chunks_total", sum(table.chunks for table in progress), None
+        values["rows"] = sum(table.rows for table in progress)
+        values["chunks_done"] = sum(table.done for table in progress)
+        values["chunks_total"] = sum(table.chunks for table in progress)
+    return values
 
 
-def _stream_values(run: EpochRow, moment: datetime) -> MetricValues:
-    age = max(0.0, (moment - run.heartbeat_at).total_seconds())
-    yield "running", run.state == "running" and age < _ALIVE_SECONDS, None
-    yield "paused", run.paused_by is not None, None
-    yield "failed", run.state == "failed", None
-    yield "heartbeat_age_seconds", age, None
-
-
-def _table_values(store: StateDatabase, pipeline: str) -> MetricValues:
-    from airflow_provider_cdc.state import utc_now
-
-    tables, moment = [row for row in store.table_states(pipeline) if row.state != "removed"], utc_now()
-    yield "tables", len(tables), None
-    yield "suspended_tables", sum(map(is_suspended, tables)), None
-    for row in tables:
-        label = f"{row.database}.{row.name}"
-        yield "suspended", is_suspended(row), label
-        yield "table_rows", row.rows, label
-        yield "table_bytes", row.bytes, label
-        yield "files", row.files, label
-        yield "dead_rows", row.dead_rows, label
-        yield "compactions", row.compactions, label
-        yield "compaction_seconds", row.compaction_seconds, label
-        yield "inserts", row.inserts, label
-        yield "updates", row.updates, label
-        yield "deletes", row.deletes, label
-        verified = row.last_verified or {}
-        if verified:
-            yield "not_comparable", verified.get("not_comparable") is not None, label
-        if row.last_verified_at is not None:
-            yield "verified_equal", bool(verified.get("equal")), label
-            yield "verified_age_seconds", max(0.0, (moment - row.last_verified_at).total_seconds()), label
+def _table_values(row: TableStateRow, moment: datetime) -> Values:
+    values: Values = {"suspended": is_suspended(row), "table_rows": row.rows, "table_bytes": row.bytes}
+    values |= {name: getattr(row, name) for name in ("files", "dead_rows", "compactions", "compaction_seconds")}
+    values |= {"inserts": row.inserts, "updates": row.updates, "deletes": row.deletes}
+    if verified := row.last_verified or {}:
+        values["not_comparable"] = verified.get("not_comparable") is not None
+    if row.last_verified_at is not None:
+        values["verified_equal"] = bool(verified.get("equal"))
+        values["verified_age_seconds"] = max(0.0, (moment - row.last_verified_at).total_seconds())
+    return values
 
 
 def is_suspended(row: TableStateRow) -> bool:
     """Return whether a table is suspended because of a problem, and not by request."""
     return row.state == "suspended" and row.kind != REQUESTED
-
-
-def write_atomically(text: str, path: Path) -> None:
-    """Replace a file atomically, so that readers see either the complete old or the complete new text.
-
-    :raises NotReadyError: if it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise NotReadyError(f"{path} cannot be written: {error.strerror}", "Name a file in a writable folder") from None
-
-
-def serve_metrics(address: str, render: Callable[[], str], log_line: Callable[[str], None]) -> None:
-    """Answer ``GET /metrics`` until SIGTERM or SIGINT.
-
-    :param address: ``host:port``.
-    :param render: returns the response body; called for each request.
-    :param log_line: receives a line when the server starts, and one for each failure.
-    :raises NotReadyError: if it is not possible to listen there.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise NotReadyError(f"--listen {address} is not host:port", "Give both, such as 127.0.0.1:9108")
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            code, body = 404, "see /metrics\n"
-            if self.path.partition("?")[0] == "/metrics":
-                try:
-                    code, body = 200, render()
-                except CdcError as error:
-                    code, body = 503, "the state database cannot be read\n"
-                    log_line(str(error))
-            self.send_response(code)
-            self.send_header("Content-Type", _CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body.encode())))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Do not log requests."""
-
-    try:
-        server = ThreadingHTTPServer((host, int(port)), Handler)
-    except OSError as error:
-        raise NotReadyError(f"cannot listen on {address}: {error.strerror}", "Give another --listen") from None
-    server.daemon_threads = True
-    with server:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        log_line(f"http://{host}:{server.server_address[1]}/metrics")
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()

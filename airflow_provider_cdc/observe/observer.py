@@ -11,27 +11,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_cdc.ddl.schema_policy import describe_change
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.suspension_kinds import ADDED
 from airflow_provider_cdc.observe.lag import measure_lag
-from airflow_provider_cdc.observe.table_state import PipelineState, table_state
+from airflow_provider_cdc.observe.table_state import PipelineState, describe_definitions, describe_table
 from airflow_provider_cdc.resnapshot.staged_files import tables_pending_publication
-from airflow_provider_cdc.resnapshot.suspension import suspension_remedy, tables_known_missing
+from airflow_provider_cdc.resnapshot.suspension import tables_known_missing
+from airflow_provider_cdc.runtime.background import BackgroundLoop
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.files.table_size import TableSize
-from airflow_provider_cdc.sinks.protocol import Measurable, SinkTable
-from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
+from airflow_provider_cdc.sinks.protocol import Measurable, SinkTable, TableSize
 from airflow_provider_cdc.state import StateDatabase, TableProgress, TableStatus, utc_now
 from airflow_provider_cdc.state.values import LastCompaction
 
@@ -48,61 +44,64 @@ _END_SECONDS = 10.0
 class DriverView:
     """What a driver knows about its pipeline at one moment.
 
-    :param plan: the current plan.
+    :param state: state of the pipeline.
     :param offset: the resume point.
     :param timeline: its timeline.
-    :param state: state of the pipeline.
     :param epoch: epoch of the stream; ``None`` for a snapshot.
-    :param batches: batches that the epoch has applied.
-    :param changes: changes that the epoch has applied.
     """
 
-    plan: Plan
+    state: PipelineState
     offset: Offset
     timeline: Timeline
-    state: PipelineState
     epoch: int | None = None
-    batches: int = 0
-    changes: int = 0
+
+    @property
+    def plan(self) -> Plan:
+        """The current plan."""
+        return self.state.plan
 
 
-class Observer:
-    """Records the state of a pipeline while a driver works. A context manager.
+@dataclass
+class _Unwritten:
+    """What was observed since the last write, by index of the table."""
+
+    applied: dict[int, Counter[str]] = field(default_factory=dict)
+    sizes: dict[int, TableSize] = field(default_factory=dict)
+    compactions: dict[int, LastCompaction] = field(default_factory=dict)
+
+    def count_applied(self, operations: Mapping[int, Counter[str]]) -> None:
+        """Add changes that were applied, by table and operation."""
+        for index, counts in operations.items():
+            self.applied.setdefault(index, Counter()).update(counts)
+
+    def add_newer(self, newer: _Unwritten) -> None:
+        """Add what was observed later."""
+        self.count_applied(newer.applied)
+        self.sizes |= newer.sizes
+        self.compactions |= newer.compactions
+
+
+class Observer(BackgroundLoop):
+    """Records the state of a pipeline while a driver works.
 
     :param get_view: returns what the driver knows now; ``None`` if another driver records it.
-    :param sizes: returns the sizes, by index, of tables that were measured since the last call.
-    :param compacted: returns the last compaction, by index, of tables that were compacted since the last call.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        store: StateDatabase,
-        get_view: Callable[[], DriverView | None],
-        sizes: Callable[[], Mapping[int, TableSize]] = dict,
-        compacted: Callable[[], Mapping[int, LastCompaction]] = dict,
-    ) -> None:
-        self._context, self._store, self._get_view, self._take_sizes = context, store, get_view, sizes
-        self._take_compacted = compacted
+    def __init__(self, context: RunContext, store: StateDatabase, get_view: Callable[[], DriverView | None]) -> None:
+        super().__init__("observer", _INTERVAL_SECONDS, _END_SECONDS)
+        self._context, self._store, self._get_view = context, store, get_view
         self._lock, self._write_lock = threading.Lock(), threading.Lock()
-        self._applied: dict[int, Counter[str]] = {}
-        self._sizes: dict[int, TableSize] = {}
-        self._compacted: dict[int, LastCompaction] = {}
+        self._unwritten = _Unwritten()
         self._written: dict[int, TableStatus] = {}
-        self._definition_cache: tuple[Plan, list[list[Any]]] | None = None
+        self._definition_cache: tuple[Plan, list[list[dict[str, Any]]]] | None = None
         self._chunk_progress: Mapping[tuple[str, str], TableProgress] | None = None
         self._missing: Collection[int] = ()
-        self._wake_event, self._stopping = threading.Event(), False
-        self._thread = threading.Thread(target=with_current_counts(self._loop), name="observer", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        self._wake_event, self._sample_due = threading.Event(), 0.0
 
     def __exit__(self, *_: object) -> None:
-        self._stopping = True
+        self._stopping.set()
         self._wake_event.set()
-        self._thread.join(_END_SECONDS)
+        super().__exit__()
 
     def wake(self) -> None:
         """Record the state of the tables soon, because something has changed."""
@@ -111,35 +110,47 @@ class Observer:
     def add_applied(self, operations: Mapping[int, Counter[str]]) -> None:
         """Count changes that were applied, by table and operation."""
         with self._lock:
-            for index, counts in operations.items():
-                self._applied.setdefault(index, Counter()).update(counts)
+            self._unwritten.count_applied(operations)
+
+    def add_size(self, index: int, size: TableSize) -> None:
+        """Record the size of a table with the next write."""
+        with self._lock:
+            self._unwritten.sizes[index] = size
+
+    def add_compaction(self, index: int, compaction: LastCompaction) -> None:
+        """Record the last compaction of a table with the next write."""
+        with self._lock:
+            self._unwritten.compactions[index] = compaction
 
     def write(self, tables: Mapping[int, SinkTable] | None = None) -> None:
         """Record the state of the tables now.
 
         :param tables: only these tables, by index, including their sizes; ``None`` for all, without measuring them.
         """
-        if self._stopping and self._write_lock.locked():
+        if self._stopping.is_set() and self._write_lock.locked():
             return  # the thread waits for a database that does not respond: the end of the driver must not wait as well
         with self._log_failures("the state of the tables"), self._write_lock:
             view = self._get_view()
             if view is not None:
                 self._write(view, tables)
 
-    def _loop(self) -> None:
-        due = time.monotonic() + _FIRST_SAMPLE_SECONDS
-        while not self._stopping:
-            if self._wake_event.wait(max(0.0, due - time.monotonic())):
-                self._wake_event.clear()
-            else:
-                due = time.monotonic() + _INTERVAL_SECONDS
-                with self._log_failures("the lag"):
-                    self._record_sample()
-            if not self._stopping:
-                with self._log_failures("the tables that are missing in the source"):
-                    if (view := self._get_view()) is not None:
-                        self._missing = tables_known_missing(self._context, view.plan)
-                self.write()
+    def _run(self) -> None:
+        self._sample_due = time.monotonic() + _FIRST_SAMPLE_SECONDS
+        while not self._stopping.is_set():
+            self._step()
+
+    def _step(self) -> None:
+        if self._wake_event.wait(max(0.0, self._sample_due - time.monotonic())):
+            self._wake_event.clear()
+        else:
+            self._sample_due = time.monotonic() + self._interval
+            with self._log_failures("the lag"):
+                self._record_sample()
+        if not self._stopping.is_set():
+            with self._log_failures("the tables that are missing in the source"):
+                if (view := self._get_view()) is not None:
+                    self._missing = tables_known_missing(self._context, view.plan)
+            self.write()
 
     def _record_sample(self) -> None:
         view = self._get_view()
@@ -152,8 +163,6 @@ class Observer:
             lag_seconds=lag.seconds,
             lag_bytes=lag.bytes,
             purge_hours=None if lag.seconds_to_purge is None else lag.seconds_to_purge / 3600,
-            changes=view.changes,
-            batches=view.batches,
             unknown=lag.unknown,
         )
 
@@ -169,53 +178,37 @@ class Observer:
             index: table.table_size() for index, table in (tables or {}).items() if isinstance(table, Measurable)
         }
         with self._lock:
-            self._sizes |= {**self._take_sizes(), **measured}
-            sizes, self._sizes = self._sizes, {}
-            self._compacted |= self._take_compacted()
-            compacted, self._compacted = self._compacted, {}
-            applied, self._applied = self._applied, {}
+            unwritten, self._unwritten = self._unwritten, _Unwritten()
+            unwritten.sizes |= measured
         try:
-            states = {index: self._table_state(view, index) for index in (tables or range(len(plan.tables)))}
+            states = {index: self._describe_table(view, index) for index in (tables or range(len(plan.tables)))}
             # The position of the stream changes all the time, and is not worth a write on its own.
-            changed = applied.keys() | sizes.keys() | compacted.keys()
+            changed = unwritten.applied.keys() | unwritten.sizes.keys() | unwritten.compactions.keys()
             due = {i: s for i, s in states.items() if i in changed or _without_position(s) != self._written.get(i)}
             if not due and not is_first:
                 return
             self._store.write_table_states(
                 plan.pipeline,
                 list(due.values()),
-                sizes={plan.tables[index].id: size.to_json() for index, size in sizes.items()},
-                last_compactions={plan.tables[index].id: compaction for index, compaction in compacted.items()},
-                applied_counts={plan.tables[i].id: [counts[op] for op in "cud"] for i, counts in applied.items()},
+                sizes={plan.tables[i].id: size.to_json() for i, size in unwritten.sizes.items()},
+                last_compactions={plan.tables[i].id: compaction for i, compaction in unwritten.compactions.items()},
+                applied_counts={
+                    plan.tables[i].id: [counts[op] for op in "cud"] for i, counts in unwritten.applied.items()
+                },
                 delete_others=is_first,
             )
         except BaseException:
             with self._lock:
-                self._sizes = {**sizes, **self._sizes}
-                self._compacted = {**compacted, **self._compacted}
-                for index, counts in applied.items():
-                    self._applied.setdefault(index, Counter()).update(counts)
+                unwritten.add_newer(self._unwritten)
+                self._unwritten = unwritten
             raise
         if tables is None:
-            self._written |= {index: _without_position(standing) for index, standing in due.items()}
+            self._written |= {index: _without_position(state) for index, state in due.items()}
 
-    def _table_state(self, view: DriverView, index: int) -> TableStatus:
-        plan, table = view.plan, view.plan.tables[index]
-        suspension, progress = plan.suspension_of(index), self._table_progress(plan).get(table.id)
+    def _describe_table(self, view: DriverView, index: int) -> TableStatus:
+        progress = self._table_progress(view.plan).get(view.plan.tables[index].id)
         state = replace(view.state, missing=self._missing)
-        was_added = suspension is not None and suspension.kind == ADDED
-        return TableStatus(
-            *table.id,
-            table_state(self._context, plan, index, state),
-            position=state.position if suspension is None else None if was_added else suspension.at,
-            since=None if suspension is None else datetime.fromisoformat(suspension.since),
-            kind=suspension.kind if suspension else None,
-            reason=suspension.message if suspension else None,
-            remedy=(suspension_remedy(plan, suspension) if suspension else "") or None,
-            chunks_done=progress.done if progress else 0,
-            chunks_total=progress.chunks if progress else 0,
-            definitions=self._definitions(view)[index],
-        )
+        return describe_table(self._context, state, index, progress, self._definitions(view)[index])
 
     def _table_progress(self, plan: Plan) -> Mapping[tuple[str, str], TableProgress]:
         if self._chunk_progress is None:
@@ -223,24 +216,9 @@ class Observer:
             self._chunk_progress = {(row.database, row.table): row for row in rows}
         return self._chunk_progress
 
-    def _definitions(self, view: DriverView) -> list[list[Any]]:
+    def _definitions(self, view: DriverView) -> list[list[dict[str, Any]]]:
         if self._definition_cache is None or self._definition_cache[0] is not view.plan:
-            by_table_index = []
-            for definitions in view.plan.definitions_for(view.timeline):
-                versions, before = [], None
-                for since, schema in definitions.versions:
-                    changed = describe_change(before, schema).removeprefix("; ") if before else ""
-                    versions.append(
-                        {
-                            "since": None if since is None else str(since),
-                            "columns": {column.name: column.column_type for column in schema.copied_columns},
-                            "key": list(schema.key),
-                            "changed": changed,
-                        }
-                    )
-                    before = schema
-                by_table_index.append(versions)
-            self._definition_cache = view.plan, by_table_index
+            self._definition_cache = view.plan, describe_definitions(view.plan, view.timeline)
         return self._definition_cache[1]
 
     @contextmanager
@@ -251,7 +229,7 @@ class Observer:
         except (CdcError, SQLAlchemyError):
             return
         except Exception as error:  # Spark, or the process, may be ending
-            if not self._stopping:
+            if not self._stopping.is_set():
                 self._context.reporter.line(f"{what} could not be recorded: {type(error).__name__}: {error}")
 
 
@@ -268,15 +246,13 @@ def _snapshot_view(context: RunContext, store: StateDatabase, plan: Plan) -> Dri
     plan = context.refresh_plan(plan)
     groups = {row.group_no: row.state for row in store.groups(plan.pipeline, plan.generation)}
     snapshot = store.snapshot(plan.pipeline, plan.generation)
-    complete, resume_point = (
-        snapshot is not None and snapshot.state == "done",
-        context.sink.resume_point().read_with_timeline(),
-    )
+    complete = snapshot is not None and snapshot.state == "done"
+    resume_point = context.sink.resume_point().read_with_timeline()
     offset, timeline = resume_point or (plan.p0, plan.timeline)
     at = str(offset.at) if resume_point else None
-    pending_resnapshots = tables_pending_publication(context, plan)
-    state = PipelineState(groups, complete, None if stream is None else False, at, None, pending_resnapshots, ())
-    return DriverView(plan, offset, timeline, state)
+    pending = tables_pending_publication(context, plan)
+    state = PipelineState(plan, groups, complete, None if stream is None else False, at, pending)
+    return DriverView(state, offset, timeline)
 
 
 def _without_position(state: TableStatus) -> TableStatus:

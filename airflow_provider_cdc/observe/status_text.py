@@ -78,8 +78,9 @@ def _table_text(row: dict[str, Any]) -> str:
         text += f", {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, {row['corrected']} corrected"
     if row["revision"]:
         text += f", re-snapshotted {_times_text(row['revision'])}"
-    alterations = len(row["definitions"]) - 1
-    return f"{text}, altered {_times_text(alterations)}" if alterations else text
+    if (alterations := len(row["definitions"]) - 1) > 0:
+        text += f", altered {_times_text(alterations)}"
+    return f"{text}; {row['error']}" if row["error"] else text
 
 
 def _times_text(number: int) -> str:

@@ -1,16 +1,20 @@
-"""The state of each table of a pipeline."""
+"""The state of each table of a pipeline, as ``status`` shows it and as drivers record it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
+from airflow_provider_cdc.ddl.schema_policy import describe_change
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
+from airflow_provider_cdc.model.errors import ADDED, REMOVED
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
+from airflow_provider_cdc.resnapshot.suspension import suspension_remedy
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.state.values import TableProgress
+from airflow_provider_cdc.state.values import TableProgress, TableStatus
 
 TableStateName = Literal[
     "waiting", "snapshot", "copied", "streaming", "stopped", "rereading", "suspended", "dropped", "removed"
@@ -21,74 +25,83 @@ TableStateName = Literal[
 class PipelineState:
     """State of a pipeline, as far as the states of its tables depend on it.
 
+    :param plan: the current plan.
     :param group_states: states of the chunk groups, by number.
     :param snapshot_complete: whether the snapshot is complete.
     :param stream_running: whether a stream runs; ``None`` if there was none yet.
     :param position: the resume point as text; ``None`` before the first batch.
-    :param lag_seconds: how far the source is ahead of the resume point.
     :param pending_resnapshots: indexes of tables whose re-snapshot waits to be published by the stream.
     :param missing: indexes of suspended tables that no longer exist in the source, as far as is known.
-    :param emptied: indexes of tables whose copies were emptied.
     """
 
+    plan: Plan
     group_states: Mapping[int, str]
     snapshot_complete: bool
     stream_running: bool | None
     position: str | None
-    lag_seconds: float | None
     pending_resnapshots: Collection[int]
-    missing: Collection[int]
-    emptied: Collection[int] = ()
+    missing: Collection[int] = ()
 
 
-def list_table_statuses(
+def describe_table(
     context: RunContext,
-    plan: Plan,
-    timeline: Timeline,
-    rows: Mapping[tuple[str, str], TableProgress],
     pipeline_state: PipelineState,
-) -> list[dict[str, Any]]:
-    """Return all tables of the plan, including removed ones, as JSON values.
+    index: int,
+    progress: TableProgress | None,
+    definitions: list[Any],
+) -> TableStatus:
+    """Return the state of one table, which may have been removed from the pipeline.
+
+    :param progress: progress of its snapshot.
+    :param definitions: its item of :func:`describe_definitions`.
+    """
+    plan = pipeline_state.plan
+    suspension = plan.suspension_of(index)
+    status = TableStatus(
+        *plan.tables[index].id,
+        _state_name(context, pipeline_state, index),
+        position=pipeline_state.position,
+        chunks_done=progress.done if progress else 0,
+        chunks_total=progress.chunks if progress else 0,
+        definitions=definitions,
+    )
+    if suspension is None:
+        return status
+    return status._replace(
+        position=None if suspension.kind == ADDED else suspension.at,
+        since=datetime.fromisoformat(suspension.since),
+        kind=suspension.kind,
+        reason=suspension.message,
+        remedy=suspension_remedy(plan, suspension) or None,
+    )
+
+
+def describe_definitions(plan: Plan, timeline: Timeline) -> list[list[dict[str, Any]]]:
+    """Return the definitions of each table, the oldest first, as JSON values.
 
     :param timeline: timeline of the resume point.
-    :param rows: progress of the snapshot, by table.
     """
-    definitions = plan.definitions_for(timeline)
-    statuses = []
-    for index, table in enumerate(plan.tables):
-        suspension, snapshot_progress = plan.suspension_of(index), rows.get(table.id)
-        state = table_state(context, plan, index, pipeline_state)
-        was_added = suspension is not None and suspension.kind == ADDED
-        statuses.append(
+    return [_describe_versions(history) for history in plan.definitions_for(timeline)]
+
+
+def _describe_versions(history: DefinitionHistory) -> list[dict[str, Any]]:
+    descriptions, before = [], None
+    for since, schema in history.versions:
+        descriptions.append(
             {
-                "table": table.label,
-                "state": state,
-                "chunks_done": snapshot_progress.done if snapshot_progress else 0,
-                "chunks_total": snapshot_progress.chunks if snapshot_progress else 0,
-                "rows": snapshot_progress.rows if snapshot_progress else 0,
-                "corrected": snapshot_progress.corrected if snapshot_progress else 0,
-                "at": pipeline_state.position if suspension is None else None if was_added else suspension.at,
-                "lag_seconds": pipeline_state.lag_seconds
-                if suspension is None and pipeline_state.position is not None
-                else None,
-                "emptied": index in pipeline_state.emptied,
-                "revision": plan.revision_of(index),
-                "definitions": [
-                    {
-                        "since": None if since is None else str(since),
-                        "columns": {column.name: column.column_type for column in schema.copied_columns},
-                        "key": list(schema.key),
-                        **({"kept": [column.name for column in schema.retained]} if schema.retained else {}),
-                    }
-                    for since, schema in definitions[index].versions
-                ],
+                "since": None if since is None else str(since),
+                "columns": {column.name: column.column_type for column in schema.copied_columns},
+                "key": list(schema.key),
+                "changed": describe_change(before, schema).removeprefix("; ") if before else "",
+                **({"kept": [column.name for column in schema.retained]} if schema.retained else {}),
             }
         )
-    return statuses
+        before = schema
+    return descriptions
 
 
-def table_state(context: RunContext, plan: Plan, index: int, pipeline_state: PipelineState) -> TableStateName:
-    """Return the state of one table."""
+def _state_name(context: RunContext, pipeline_state: PipelineState, index: int) -> TableStateName:
+    plan = pipeline_state.plan
     suspension = plan.suspension_of(index)
     if suspension is not None and not context.pipeline.captures(*plan.tables[index].id):
         return "removed"
@@ -99,13 +112,9 @@ def table_state(context: RunContext, plan: Plan, index: int, pipeline_state: Pip
     if suspension is not None:
         return "waiting" if suspension.kind in (ADDED, REMOVED) else "suspended"
     if pipeline_state.snapshot_complete:
-        return (
-            "copied"
-            if pipeline_state.stream_running is None
-            else "streaming"
-            if pipeline_state.stream_running
-            else "stopped"
-        )
+        if pipeline_state.stream_running is None:
+            return "copied"
+        return "streaming" if pipeline_state.stream_running else "stopped"
     states = {pipeline_state.group_states.get(number, "pending") for number in plan.groups_of(index)}
     if states <= {"done"}:
         return "copied"

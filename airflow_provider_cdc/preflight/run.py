@@ -66,11 +66,8 @@ def _check_sink(context: RunContext) -> Iterator[CheckResult]:
     folder = local_folder_of(context.pipeline.sink.path)
     if folder is None:
         check_storage_guarantees(context.storage, context.layout.pipeline_folder)
-        state_location = (
-            "in a database"
-            if context.state_url is not None
-            else f"in {context.local_files.state_database} on this host"
-        )
+        has_database = context.state_url is not None
+        state_location = "in a database" if has_database else f"in {context.local_files.state_database} on this host"
         yield CheckResult("ok", f"sink {context.storage.location()} is writable; state is kept {state_location}")
         if context.state_url is None:
             yield from _check_disk_space("the state database", _nearest_existing(context.local_files.state_database))

@@ -1,9 +1,14 @@
-"""Re-snapshots of tables and key ranges: staged reads, overwrites, suspension and table membership.
+"""Re-snapshots: rows of the source are read again, and replace those in the copy while the stream continues.
 
-``suspension`` takes a table out of the stream, ``whole_table`` reads it again, and ``overwrite`` replaces its rows,
-so that it rejoins. ``staged_reads`` does this for a cleared chunk group and ``key_ranges`` for a part of the keys;
-``staged_files`` numbers the reads and records their outcome. ``worker.ResnapshotWorker`` is the stream's thread that
-reads tables while batches continue. ``membership`` adds and removes tables by the pipeline's patterns,
-``dropped_tables`` empties copies, and ``purged_binlog`` begins a new snapshot. Readers write files into the sink;
-only the stream's driver publishes them. Called by ``stream``, ``driver``, ``cli`` and ``snapshot``.
+1. *Trigger.* A user asks for a table or key ranges, ``verify`` for keys that differ, Airflow for a chunk group. The
+   stream's :mod:`.worker` serves requests, and reads tables that :mod:`.suspension` or :mod:`.membership` left out.
+2. *Read* (:mod:`.read`). Take a start position and a number, read chunks into staged slices, and ask for their
+   publication (:mod:`.staged_files`). This is a :class:`~airflow_provider_cdc.model.staged_read.StagedRead`. The
+   process may :mod:`.wait` for the stream.
+3. *Publish* (:mod:`.publish`). Between two batches, the stream's driver takes each read that it has passed. If it is
+   of no use any more (``find_refusal`` has all reasons), it is dropped. Otherwise :mod:`.replay` brings its rows to the
+   stream's position, and one commit replaces those in the copy. A whole table then rejoins the stream.
+
+Of several reads of a table, the one that began last counts. docs/correctness.md has the argument. Not staged reads:
+:mod:`.dropped_tables` empties copies, :mod:`.purged_binlog` replaces a whole snapshot.
 """

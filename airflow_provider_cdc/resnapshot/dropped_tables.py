@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
-from airflow_provider_cdc.model.errors import CdcError, FencedError, NotReadyError, TerminalError
+from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.runtime.run_context import RunContext
@@ -85,17 +83,9 @@ def empty_copy(context: RunContext, store: StateDatabase, plan: Plan, applier: A
         raise
     except (TerminalError, NotReadyError) as error:
         message = f"table {table.label} was dropped in the source, and its copy cannot be emptied: {error.message}"
-        _report_event(context, store, plan, "table_refused", message, table.label, error.remedy)
+        context.report_event(store, "table_refused", message, table=table.label, remedy=error.remedy)
         return False
     if done:
         message = f"table {table.label} was dropped in the source after {suspension.at}: its copy was emptied"
-        _report_event(context, store, plan, "table_emptied", message, table.label)
+        context.report_event(store, "table_emptied", message, table=table.label)
     return True
-
-
-def _report_event(
-    context: RunContext, store: StateDatabase, plan: Plan, kind: str, text: str, table: str, remedy: str | None = None
-) -> None:
-    context.reporter.line(text)
-    with suppress(CdcError, SQLAlchemyError):  # informational only
-        store.add_event(plan.pipeline, kind, text, table=table, remedy=remedy)

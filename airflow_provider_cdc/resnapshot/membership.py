@@ -2,27 +2,32 @@
 
 An added table starts as a suspended table that was never read: the stream reads it, and then it joins the stream. A
 removed table is suspended at the resume point, and its copy stays.
+
+A running stream reloads its list of tables on request. The requesting process writes the patterns to a file next to the
+plan, and waits. The stream's driver applies them between two batches: see
+:meth:`~airflow_provider_cdc.stream.epoch.Epoch._reload_tables`.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
+from dataclasses import replace
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.fingerprint import RELOADABLE_SETTINGS, settings_fingerprint
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot.suspension import make_suspension
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
-from airflow_provider_cdc.sinks.storage.storage import write_json_once
+from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
 
@@ -33,6 +38,7 @@ _MIGRATION_TABLE_NAME = re.compile(
 )
 #: Maximum length of a name in characters. Those tools truncate the table's own name so that theirs fits.
 _MAX_NAME_LENGTH = 64
+_POLL_SECONDS = 0.5
 
 
 def find_new_tables(context: RunContext, plan: Plan) -> Iterator[TableSchema | NotReadyError]:
@@ -117,8 +123,7 @@ def list_addable_tables(context: RunContext, store: StateDatabase, plan: Plan) -
             tables.append(table)
             continue
         message = f"table {table.table} cannot be added: {table.message}"
-        context.reporter.line(f"{message}. {table.remedy}")
-        _record_event(store, plan, "table_refused", message, table.table, table.remedy)
+        context.report_event(store, "table_refused", message, table=table.table, remedy=table.remedy)
     return tables
 
 
@@ -133,9 +138,8 @@ def add_table(context: RunContext, store: StateDatabase, plan: Plan, table: Tabl
         raise TransientError(f"another process is adding tables to {plan.pipeline}", "Run again")
     failpoint("add.after_write")
     message = f"table {table.label} was added: it will join the stream once it has been read"
-    context.reporter.line(message)
-    _record_event(store, plan, "table_added", message, table.label)
-    return plan.with_amendments([addition.to_json()])
+    context.report_event(store, "table_added", message, table=table.label)
+    return plan.with_amendments([addition])
 
 
 def plan_removals(context: RunContext, plan: Plan) -> list[Suspension]:
@@ -144,8 +148,46 @@ def plan_removals(context: RunContext, plan: Plan) -> list[Suspension]:
     return [make_suspension(context, plan, index, REMOVED, "it was removed from the pipeline") for index in removed]
 
 
-def _record_event(
-    store: StateDatabase, plan: Plan, kind: str, text: str, table: str | None, remedy: str | None = None
-) -> None:
-    with suppress(CdcError, SQLAlchemyError):  # informational only
-        store.add_event(plan.pipeline, kind, text, table=table, remedy=remedy)
+def reload_tables(context: RunContext, store: StateDatabase) -> tuple[list[str], list[str]] | None:
+    """Ask the running stream to copy the tables of the pipeline as it is now, and wait until it does.
+
+    :returns: labels of the tables that were added, and of those that were removed; ``None`` if no stream is running:
+        the next one copies them.
+    :raises NotReadyError: if no pattern matches a table.
+    :raises TransientError: if the stream ends in the meantime.
+    """
+    before = context.require_plan()
+    with closing(connect(context.connect_args)) as connection:
+        if not find_tables(connection, context.pipeline.captures):
+            raise NotReadyError(
+                f"pipeline {before.pipeline} would copy no table: no pattern of source.tables matches one",
+                "Correct source.tables and source.exclude",
+            )
+    run, is_running = context.liveness.wait_until_known(store, before.pipeline)
+    if run is None or not is_running:
+        return None
+    source, name = context.pipeline.source, context.layout.reload_request(before.generation)
+    write_json(context.storage, name, {"tables": source.tables, "exclude": source.exclude})
+    while context.storage.size(name) is not None:
+        now, is_running = context.liveness.wait_until_known(store, before.pipeline)
+        if not is_running or now is None or now.epoch != run.epoch:
+            raise TransientError(
+                f"epoch {run.epoch} of the stream ended before it applied the new list of tables", "Run again"
+            )
+        time.sleep(_POLL_SECONDS)
+    digests = settings_fingerprint(context.pipeline)
+    store.update_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADABLE_SETTINGS})
+    after = context.require_plan()
+    known = {table.id for table in before.tables}
+    added = [table.label for table in after.tables if table.id not in known]
+    removed = [
+        before.tables[i].label for i in before.active_tables if not context.pipeline.captures(*before.tables[i].id)
+    ]
+    return added, removed
+
+
+def apply_reload_request(context: RunContext, plan: Plan) -> Pipeline:
+    """Return the pipeline with the patterns of the reload request."""
+    requested = read_json(context.storage, context.layout.reload_request(plan.generation))
+    source = replace(context.pipeline.source, tables=tuple(requested["tables"]), exclude=tuple(requested["exclude"]))
+    return replace(context.pipeline, source=source)

@@ -5,10 +5,7 @@ The new snapshot replaces the old one in the same sink. The argument is in docs/
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
-from dataclasses import replace
-
-from sqlalchemy.exc import SQLAlchemyError
+from contextlib import closing
 
 from airflow_provider_cdc.apply.applier import epoch_fence, highest_epoch, stream_marker
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
@@ -21,6 +18,7 @@ from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed
 from airflow_provider_cdc.mysql.positions.failover import fail_over
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature, Fenceable
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
@@ -87,7 +85,9 @@ def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> 
     read_seq = max([timeline.seq(offset.at), *(table.markers().get(stream_marker(name)) or 0 for table in existing)])
     if renamed:
         timeline = timeline.with_segment(new_plan.p0.server, new_plan.p0.at.file, read_seq)
-    new_plan = replace(new_plan, timeline=timeline, definitions=tuple(map(DefinitionHistory.from_single, definitions)))
+    new_plan = new_plan.replace(
+        timeline=timeline.newest_segment, definitions=tuple(map(DefinitionHistory.from_single, definitions))
+    )
     if timeline.seq(new_plan.p0.at) < read_seq:
         raise OtherHistoryError(
             f"the binlog of the server ends at {new_plan.p0.at}, and was read up to {timeline.position(read_seq)}"
@@ -102,7 +102,7 @@ def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> 
     context.reporter.line(f"{reason}: re-snapshotting all tables (snapshot {new_plan.generation})")
     if missing:
         context.reporter.line(f"not re-snapshotted because the source no longer has them: {', '.join(missing)}")
-    with suppress(CdcError, SQLAlchemyError):  # informational only
+    with tolerate_outage():
         store.add_event(name, "reread", reason)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.staged_read import FIRST_READ_NUMBER, GROUP, TABLE, PublishedReadNumbers, StagedRead
+from airflow_provider_cdc.model.staged_read import FIRST_READ_NUMBER, GROUP, TABLE, StagedRead
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.protocol import Markers
-from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
+from airflow_provider_cdc.sinks.storage.storage import read_json, read_record, write_json, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 
 
@@ -54,29 +54,6 @@ def list_read_numbers(context: RunContext, generation: int) -> list[int]:
     return sorted(int(name.rpartition("/")[2].removesuffix(".json")) for name in names)
 
 
-def ranges_marker(plan: Plan) -> str:
-    """Return the name of the table marker that holds the number of the last published read of key ranges."""
-    return f"cdc/{plan.pipeline}/{plan.generation}/ranges"
-
-
-def group_read_marker(plan: Plan, group: int) -> str:
-    """Return the name of the table marker that holds the number of the read last published for a chunk group.
-
-    :param group: number of the group.
-    """
-    return f"cdc/{plan.pipeline}/{plan.generation}/reading/{group}"
-
-
-def published_read_numbers(plan: Plan, table: int, markers: Markers) -> PublishedReadNumbers:
-    """Return which reads the copy of a table contains, according to its markers.
-
-    :param table: index of the table in the plan.
-    :param markers: markers of the copy.
-    """
-    groups = (markers.get(group_read_marker(plan, group)) or 0 for group in plan.groups_of(table))
-    return PublishedReadNumbers(markers.get(ranges_marker(plan)) or 0, max(groups, default=0))
-
-
 def request_publication(context: RunContext, plan: Plan, staged: StagedRead) -> None:
     """Write the request file that asks the stream to publish a staged read."""
     write_json(context.storage, _request_file(context, plan, staged), staged.to_json())
@@ -102,21 +79,22 @@ def list_pending_reads(context: RunContext, plan: Plan, names: Iterable[str] | N
     """
     newest: dict[int, StagedRead] = {}
     for name in _publication_requests(context, plan, list_request_files(context, plan) if names is None else names):
-        value = read_json(context.storage, name)
-        if value is not None:  # ``None``: it has just been published
-            staged = StagedRead.from_json(value, plan.timeline.newest_segment)
-            if staged.group not in newest or newest[staged.group].attempt < staged.attempt:
-                newest[staged.group] = staged
+        staged = read_record(context.storage, name, StagedRead)
+        if staged is None:  # it has just been published
+            continue
+        if staged.group not in newest or newest[staged.group].attempt < staged.attempt:
+            newest[staged.group] = staged
     return [newest[number] for number in sorted(newest)]
 
 
 def tables_pending_publication(context: RunContext, plan: Plan) -> set[int]:
     """Return the indexes of tables with a whole-table read that waits to be published."""
-    return {
-        staged.table
-        for staged in list_pending_reads(context, plan)
-        if staged.scope == TABLE and staged.table is not None
-    }
+    return whole_tables(list_pending_reads(context, plan))
+
+
+def whole_tables(staged_reads: Iterable[StagedRead]) -> set[int]:
+    """Return the indexes of the tables that were read as a whole."""
+    return {staged.table for staged in staged_reads if staged.scope == TABLE and staged.table is not None}
 
 
 def remove_request(context: RunContext, plan: Plan, group: int, attempt: int) -> None:
@@ -149,3 +127,19 @@ def load_outcome(context: RunContext, generation: int, number: int) -> ReadOutco
     """
     stored = read_json(context.storage, context.layout.resnapshot_outcome(generation, number))
     return None if stored is None else ReadOutcome(stored["done"], stored["said"])
+
+
+def load_reading_plan(context: RunContext, plan: Plan, table: int, number: int) -> Plan:
+    """Return the plan that a table or key ranges were read with.
+
+    :param table: index of the table.
+    :param number: number of the read.
+    :raises TerminalError: if it is missing.
+    """
+    name = context.layout.group_plan(plan.generation, number)
+    if (stored := read_record(context.storage, name, Plan)) is None:
+        raise TerminalError(
+            f"the plan {context.storage.location(name)} of a re-snapshot is missing",
+            f"Restore it, or re-snapshot the table: airflow-cdc resnapshot --table {plan.tables[table].label}",
+        )
+    return stored.with_zero_dates(context.pipeline.source.zero_dates)

@@ -36,9 +36,7 @@ def remove_superseded_reads(context: RunContext, plan: Plan, table: int) -> None
 
     :param table: index of the table in the plan.
     """
-    rejoin_numbers = sorted(
-        step.group or 0 for step in plan.amendments if isinstance(step, Rejoin) and step.table == table
-    )
+    rejoin_numbers = sorted(s.group for s in plan.amendments if isinstance(s, Rejoin) and s.table == table)
     if len(rejoin_numbers) < 2:
         return
     storage, layout, generation = context.storage, context.layout, plan.generation

@@ -7,16 +7,16 @@ been re-snapshotted. The argument is in docs/correctness.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing
 from datetime import UTC, datetime
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.chunk_groups.chunk_group import generation_fence
 from airflow_provider_cdc.config.sections import SUSPEND
 from airflow_provider_cdc.model.errors import (
+    ADDED,
+    REMOVED,
+    REQUESTED,
     CdcError,
     DdlError,
     FencedError,
@@ -29,7 +29,6 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED, REQUESTED
 from airflow_provider_cdc.mysql.client.catalog import find_tables
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.runtime.run_context import RunContext
@@ -137,13 +136,13 @@ def suspend_in_plan(context: RunContext, plan: Plan, errors: Mapping[int, CdcErr
         if table_to_suspend(context, plan, error) != index:
             raise error
     suspensions = [_suspension_for_error(context, plan, index, error) for index, error in errors.items()]
-    return plan.with_amendments(step.to_json() for step in suspensions)
+    return plan.with_amendments(suspensions)
 
 
 def _suspension_for_error(context: RunContext, plan: Plan, index: int, error: CdcError) -> Suspension:
     suspension = make_suspension(context, plan, index, error_kind(error), error.message, error.remedy)
     dropped = isinstance(error, NotFollowedError) and bool(error.dropped)
-    return replace(suspension, dropped=dropped, first=error.first if isinstance(error, TerminalError) else None)
+    return suspension.replace(dropped=dropped, first=error.first if isinstance(error, TerminalError) else None)
 
 
 def make_suspension(
@@ -175,16 +174,12 @@ def record_suspensions(
         failpoint("suspend.before_write")
         write_json_once(context.storage, name, suspension.to_json())
         failpoint("suspend.after_write")
-        label = plan.tables[suspension.table].label
-        message = f"table {label} is suspended at {suspension.at}: {suspension.message}"
+        label, remedy = plan.tables[suspension.table].label, suspension_remedy(plan, suspension)
+        kind, message = "table_suspended", f"table {label} is suspended at {suspension.at}: {suspension.message}"
         if suspension.kind == REMOVED:
+            kind = "table_removed"
             message = f"table {label} was removed from the pipeline: its copy stays as it was at {suspension.at}"
-        context.reporter.line(f"{message}. {suspension_remedy(plan, suspension)}".removesuffix(". "))
-        with suppress(CdcError, SQLAlchemyError):  # informational only
-            kind = "table_removed" if suspension.kind == REMOVED else "table_suspended"
-            store.add_event(
-                plan.pipeline, kind, message, table=label, remedy=suspension_remedy(plan, suspension), by=by
-            )
+        context.report_event(store, kind, message, table=label, remedy=remedy, by=by)
 
 
 def suspension_remedy(plan: Plan, suspension: Suspension) -> str:

@@ -9,29 +9,25 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from contextlib import closing, suppress
-
-from sqlalchemy.exc import SQLAlchemyError
+from contextlib import closing
 
 from airflow_provider_cdc.chunk_groups.task import JobRunner, run_in_threads
-from airflow_provider_cdc.model.errors import CdcError, NotFollowedError, NotReadyError, TransientError
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, CdcError, NotFollowedError, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.staged_read import TABLE
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import estimate_table_sizes
 from airflow_provider_cdc.resnapshot.dropped_tables import is_copy_emptied, should_empty_copy
-from airflow_provider_cdc.resnapshot.key_ranges import stage_where
 from airflow_provider_cdc.resnapshot.membership import find_new_tables
-from airflow_provider_cdc.resnapshot.overwrite import OverwriteResult
+from airflow_provider_cdc.resnapshot.publish import PublishResult
+from airflow_provider_cdc.resnapshot.read import stage_requested, stage_table
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.resnapshot.suspension import list_suspensions, tables_missing_in_source
-from airflow_provider_cdc.resnapshot.whole_table import stage_table
+from airflow_provider_cdc.runtime.background import BackgroundLoop
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 
 #: Consecutive failures to re-snapshot a table after which a run of the stream leaves the table to the user.
@@ -51,8 +47,8 @@ _MISSING_SECONDS = 3.0
 _END_SECONDS = 60.0
 
 
-class ResnapshotWorker:
-    """Re-snapshots suspended and requested tables. A context manager: the thread runs while it is entered.
+class ResnapshotWorker(BackgroundLoop):
+    """Re-snapshots suspended and requested tables.
 
     :param store: gets an event when a table is left to the user.
     :param runner: runs the slices of a table that is not small.
@@ -60,6 +56,7 @@ class ResnapshotWorker:
     """
 
     def __init__(self, context: RunContext, store: StateDatabase, runner: JobRunner, inbox: RequestInbox) -> None:
+        super().__init__("resnapshot-worker", _POLL_SECONDS, _END_SECONDS)
         self._context, self._store, self.runner, self._inbox = context, store, runner, inbox
         self._requests: dict[int, ControlRequestRow] = {}
         self._request_queue: list[int] = []
@@ -75,16 +72,7 @@ class ResnapshotWorker:
         self._created: list[TableSchema] = []
         self._logged: set[str] = set()
         self._searched_at = time.monotonic()
-        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=with_current_counts(self._loop), name="rereading", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(_END_SECONDS)
 
     @property
     def busy(self) -> bool:
@@ -136,7 +124,7 @@ class ResnapshotWorker:
             self._failures.pop(index, None)
             self._given_up.discard(index)
 
-    def on_request_outcome(self, index: int, request: int, result: OverwriteResult) -> None:
+    def on_request_outcome(self, index: int, request: int, result: PublishResult) -> None:
         """Note the outcome of a request: if the staged rows have become unusable, read them again."""
         is_known = index in self._requests and self._requests[index].id == request
         if is_known and not result.published and result.can_retry and self._request_tries[request] < _MAX_TRIES:
@@ -171,13 +159,11 @@ class ResnapshotWorker:
     def _give_up(self, index: int, label: str, reason: str) -> None:
         """Leave a table to the user, and report that."""
         message = f"{label} is not re-snapshotted by the stream: {reason}"
-        self._context.reporter.line(message)
-        if index not in self._given_up:
-            with suppress(CdcError, SQLAlchemyError):  # the reporter line above says the same
-                remedy = f"Re-snapshot it: airflow-cdc resnapshot --table {label}"
-                self._store.add_event(
-                    self._context.pipeline.name, "reread_given_up", message, table=label, remedy=remedy
-                )
+        if index in self._given_up:
+            self._context.reporter.line(message)
+        else:
+            remedy = f"Re-snapshot it: airflow-cdc resnapshot --table {label}"
+            self._context.report_event(self._store, "reread_given_up", message, table=label, remedy=remedy)
         with self._lock:
             self._given_up.add(index)
             self._pending.discard(index)
@@ -189,20 +175,19 @@ class ResnapshotWorker:
                 self._pending.add(index)
                 self._suspended_queue.append(index)
 
-    def _loop(self) -> None:
-        while not self._stopping.wait(_POLL_SECONDS):
-            if self._inbox.paused:
-                continue
-            with self._lock:
-                index = self._suspended_queue.pop(0) if self._suspended_queue else None
-                requested = self._request_queue.pop(0) if index is None and self._request_queue else None
-            if index is not None:
-                self._read_suspended(index)
-            elif requested is not None:
-                self._serve_request(requested)
-            elif time.monotonic() > self._searched_at + _CATALOG_SECONDS:
-                self._find_created_tables()
-                self._searched_at = time.monotonic()
+    def _step(self) -> None:
+        if self._inbox.paused:
+            return
+        with self._lock:
+            index = self._suspended_queue.pop(0) if self._suspended_queue else None
+            requested = self._request_queue.pop(0) if index is None and self._request_queue else None
+        if index is not None:
+            self._read_suspended(index)
+        elif requested is not None:
+            self._serve_request(requested)
+        elif time.monotonic() > self._searched_at + _CATALOG_SECONDS:
+            self._find_created_tables()
+            self._searched_at = time.monotonic()
 
     def _find_created_tables(self) -> None:
         """Look for tables that were created, and for missing ones that are back."""
@@ -262,9 +247,10 @@ class ResnapshotWorker:
             if self._stopping.is_set():
                 return
             reason = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-            if isinstance(error, TransientError) and not self._stopping.wait(_RETRY_SECONDS):
-                context.reporter.line(f"{label} could not be re-snapshotted: {reason}")
-                self.on_table_failed(index, label, reason)
+            if isinstance(error, TransientError):
+                if not self._stopping.wait(_RETRY_SECONDS):
+                    context.reporter.line(f"{label} could not be re-snapshotted: {reason}")
+                    self.on_table_failed(index, label, reason)
                 return
         self._give_up(index, label, reason)
 
@@ -277,10 +263,7 @@ class ResnapshotWorker:
         try:
             plan = context.require_plan()
             run = self._choose_runner(self._table_bytes(plan, index))
-            if request.condition is None:
-                stage_table(context, index, run, requested_by_user=True, by_request=request)
-            else:
-                stage_where(context, index, request.condition, run, request)
+            stage_requested(context, index, request.condition, run, request)
             return
         except Exception as error:  # as in _read_suspended: if this run is ending, the next one takes up the request
             if self._stopping.is_set():

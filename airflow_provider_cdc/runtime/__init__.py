@@ -3,7 +3,8 @@
 ``run_context.RunContext`` is what each phase gets: the pipeline, its connections, the storage, the sink, the
 reporter. It opens the state database, makes or loads the plan (``ensure_plan``, ``load_plan``), and opens the binlog.
 ``liveness.Heartbeat`` shows that a stream is alive, and ``LivenessMonitor`` judges by its own clock whether another
-one is. ``request_inbox.RequestInbox`` gives a running stream the requests of users, which arrive with the heartbeat.
-``server_restarts`` records that the server was restarted. Made by ``cli``, ``airflow`` and ``driver``; used by every
-phase.
+one is. ``request_inbox.RequestInbox`` gives a running stream user requests, which arrive with the heartbeat.
+``server_restarts`` records that the server was restarted. ``background.BackgroundLoop`` is the base of worker
+threads, and ``outages.tolerate_outage`` lets runs continue without the state database. Made by ``cli``, ``airflow``
+and ``driver``; used by every phase.
 """

@@ -10,11 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.model.errors import AlreadyRunningError, CdcError
 from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_AFTER_SECONDS, HeartbeatMonitor
+from airflow_provider_cdc.runtime.background import BackgroundLoop
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.system.processes import has_died_here, process_start_time
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def process_identity() -> tuple[str, int, float]:
     return socket.gethostname(), os.getpid(), process_start_time(os.getpid())
 
 
-class Heartbeat:
-    """Thread that reports that a run of a stream is alive, and receives stop requests. A context manager.
+class Heartbeat(BackgroundLoop):
+    """Reports that a run of a stream is alive, and receives stop requests.
 
     :param pipeline: name of the pipeline.
     :param epoch: epoch of the run.
@@ -52,48 +53,39 @@ class Heartbeat:
         lease_seconds: float | None = None,
         on_reply: Callable[[HeartbeatReply], None] = lambda _: None,
     ) -> None:
+        super().__init__("heartbeat", HEARTBEAT_SECONDS)
         self._on_reply = on_reply
         self._state_database, self._pipeline, self._epoch, self._details = state_database, pipeline, epoch, details
         self._stop, self._has_progressed, self._lease_seconds = stop, has_progressed, lease_seconds
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._lease_monitor = self._new_lease_monitor()
 
     def _run(self) -> None:
-        from sqlalchemy.exc import SQLAlchemyError
+        self._step()  # at once
+        super()._run()
 
-        lease_monitor = self._new_lease_monitor()
-        while True:
-            reply, row, started = None, None, time.monotonic()
-            with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
-                reply = self._state_database.record_heartbeat(self._pipeline, self._epoch, self._has_progressed())
-                row = None if reply is None else reply.epoch_row
-                if row is None:  # the state database was lost and re-created
-                    self._state_database.restore_epoch(self._pipeline, self._epoch, *process_identity(), self._details)
-            if reply is not None:
-                with suppress(CdcError, SQLAlchemyError):
-                    self._on_reply(reply)
-            if row is None or time.monotonic() - started > HEARTBEAT_SECONDS:
-                lease_monitor = self._new_lease_monitor()  # the tasks have waited for the state database, too
-            if row is not None and row.desired_state == "stop":
-                self._stop.set()
-            elif (
-                row is not None
-                and lease_monitor
-                and lease_monitor.observe((row.supervised_at,), time.monotonic()) is False
-            ):
-                self._stop.set()
-                with suppress(CdcError, SQLAlchemyError):
-                    by = f"its lease: no task has supervised it for {self._lease_seconds:g} s"
-                    self._state_database.request_stop(self._pipeline, self._epoch, by=by)
-            if self._ended.wait(HEARTBEAT_SECONDS):
-                return
+    def _step(self) -> None:
+        reply, row, started = None, None, time.monotonic()
+        with tolerate_outage():  # an outage does not stop the stream; the next beat tries again
+            reply = self._state_database.record_heartbeat(self._pipeline, self._epoch, self._has_progressed())
+            row = None if reply is None else reply.epoch_row
+            if row is None:  # the state database was lost and re-created
+                self._state_database.restore_epoch(self._pipeline, self._epoch, *process_identity(), self._details)
+        if reply is not None:
+            with tolerate_outage():
+                self._on_reply(reply)
+        if row is None or time.monotonic() - started > HEARTBEAT_SECONDS:
+            self._lease_monitor = self._new_lease_monitor()  # the tasks have waited for the state database, too
+        if row is not None and row.desired_state == "stop":
+            self._stop.set()
+        elif (
+            row is not None
+            and self._lease_monitor
+            and self._lease_monitor.observe((row.supervised_at,), time.monotonic()) is False
+        ):
+            self._stop.set()
+            with tolerate_outage():
+                by = f"its lease: no task has supervised it for {self._lease_seconds:g} s"
+                self._state_database.request_stop(self._pipeline, self._epoch, by=by)
 
     def _new_lease_monitor(self) -> HeartbeatMonitor | None:
         """Return a monitor of the supervising task; like the stream's liveness, it is judged by successive checks."""

@@ -8,14 +8,10 @@ the next run takes it up again. All requests may safely be carried out twice.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.state import ControlRequestRow, HeartbeatReply, StateDatabase
 from airflow_provider_cdc.state.control_requests import RESNAPSHOT
-from airflow_provider_cdc.state.streams import paused_columns
 from airflow_provider_cdc.system.failpoints import failpoint
 
 
@@ -51,9 +47,8 @@ class RequestInbox:
         """
         epoch_row = reply.epoch_row
         self.paused_by = (epoch_row.paused_by or "") if epoch_row.desired_state == "pause" else None
-        for name in paused_columns(""):
-            self._epoch_details.pop(name, None)
-        self._epoch_details.update({} if self.paused_by is None else paused_columns(self.paused_by))
+        desired_state = "run" if self.paused_by is None else "pause"
+        self._epoch_details.update(desired_state=desired_state, paused_by=self.paused_by)
         self._write_outcomes()
         for request in reply.requests:
             if request.id in self._known_ids or (self.paused and request.kind == RESNAPSHOT):  # it reads
@@ -81,7 +76,7 @@ class RequestInbox:
         with self._lock:
             self._known_ids.add(request_id)
             self._unwritten_outcomes[request_id] = state, outcome
-        with suppress(CdcError, SQLAlchemyError):
+        with tolerate_outage():
             self._write_outcomes()
 
     def _write_outcomes(self) -> None:

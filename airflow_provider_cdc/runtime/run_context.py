@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.config import Pipeline
@@ -25,11 +24,13 @@ from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource, OpenStreamAt
 from airflow_provider_cdc.mysql.chunks.planner import make_plan
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, open_stream_to_end, with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
 from airflow_provider_cdc.mysql.positions.start import plan_without_snapshot
 from airflow_provider_cdc.runtime.liveness import LivenessMonitor
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.sinks.files.layout import Layout, LocalFiles, amendment_file, list_amendments, read_plan
 from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
 from airflow_provider_cdc.sinks.registry import open_sink
@@ -124,9 +125,7 @@ class RunContext:
     @property
     def sink(self) -> PipelineSink:
         """The sink. Its module is imported on access."""
-        settings = self.pipeline.sink
-        access = {"access": self.access} if self.access is not None else {}
-        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.sink_arguments, **access)
+        return open_sink(self.pipeline.sink, self.pipeline.name, self.access)
 
     def require_feature(self, feature: Feature, needed_by: str) -> None:
         """Check that the sink supports a feature.
@@ -153,6 +152,24 @@ class RunContext:
         if migrate:
             self.local_files.create_folder()
         return StateDatabase.open(f"sqlite:///{self.local_files.state_database}", migrate=migrate)
+
+    def report_event(
+        self,
+        store: StateDatabase,
+        kind: str,
+        detail: str,
+        *,
+        table: str | None = None,
+        remedy: str | None = None,
+        by: str | None = None,
+    ) -> None:
+        """Report an event as a line, and add it to the journal unless that has an outage.
+
+        See :meth:`StateDatabase.add_event` for the parameters.
+        """
+        self.reporter.line(f"{detail}. {remedy}" if remedy else detail)
+        with tolerate_outage():
+            store.add_event(self.pipeline.name, kind, detail, table=table, remedy=remedy, by=by)
 
     def load_plan(self) -> Plan | None:
         """Load the plan from the sink, which is the authoritative copy; ``None`` if there is none yet.
@@ -248,12 +265,20 @@ class RunContext:
             )
         return plan
 
+    def binlog_source(self, slot: int, server: str | None = None) -> BinlogSource:
+        """Return the source's binlog for one reader.
+
+        :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+        :param server: expected identity of the server; ``None`` accepts any.
+        """
+        return BinlogSource(self.connect_args, server, self.pipeline.replica_ids(slot))
+
     def binlog_opener(self, slot: int) -> OpenStreamAt:
         """Return a function that opens streams of the source's binlog, which end at the binlog's end.
 
-        :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+        :param slot: as for :meth:`binlog_source`.
         """
-        return partial(open_stream_to_end, self.connect_args, *self.pipeline.replica_ids(slot))
+        return self.binlog_source(slot).open_to_end
 
     def new_plan(self, generation: int) -> Plan:
         """Make a plan from the source as it is now. Nothing is written."""
@@ -276,8 +301,8 @@ class RunContext:
             paths.check_distinct(table.id for table in plan.tables)
             for table in plan.tables:
                 pipeline.sink.delete_policy.mode_of(table)  # refuses a mode that the table cannot have
-            plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
-            return replace(plan, p0=with_file_start_time(plan.p0, open_at))
+            plan = plan.replace(table_path=paths.template, lower_case=paths.lower_case)
+            return plan.replace(p0=with_file_start_time(plan.p0, open_at))
 
     def ensure_plan(self, state_database: StateDatabase) -> Plan:
         """Return the plan in the sink, made now if there is none, and mirror it into the state database if needed."""
@@ -289,7 +314,7 @@ class RunContext:
                 if not table.key:
                     self.require_feature(Feature.KEYLESS, f"table {table.label} has no usable key")
             self._refuse_lost_plan(plan)
-            self.storage.make_private(self.layout.pipeline_folder)  # it contains key values of rows
+            self.storage.deny_others(self.layout.pipeline_folder)  # it contains key values of rows
             if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
                 return self.ensure_plan(state_database)  # another process was faster: its plan counts
             summary = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
@@ -320,22 +345,15 @@ def mirror_plan(state_database: StateDatabase, plan: Plan, chunk_rows: int) -> b
     :returns: whether the plan was not there before.
     """
     state_database.register_pipeline(plan.pipeline, plan.p0.server)
-    if state_database.plan(plan.pipeline, plan.generation) is not None:
+    if state_database.snapshot(plan.pipeline, plan.generation) is not None:
         return False
     names = [list(t.id) for t in plan.tables]
     per_table = Counter(c.table for c in plan.chunks)
     state_database.write_plan(
         plan.pipeline,
         plan.generation,
-        {"p0": plan.p0.to_json(), "lineage": plan.timeline.to_json()},
         [
-            {
-                "database": t.database,
-                "name": t.name,
-                "schema": t.to_json(),
-                "fingerprint": t.fingerprint(),
-                "rows_estimate": per_table[i] * chunk_rows,
-            }
+            {"database": t.database, "name": t.name, "rows_estimate": per_table[i] * chunk_rows}
             for i, t in enumerate(plan.tables)
         ],
         [
@@ -348,17 +366,8 @@ def mirror_plan(state_database: StateDatabase, plan: Plan, chunk_rows: int) -> b
                 "group_no": c.group,
                 "database": names[c.table][0],
                 "table_name": names[c.table][1],
-                "lower": list(c.lower),
-                "upper": list(c.upper),
             }
             for c in plan.chunks
         ),
-    )
-    timeline = plan.timeline
-    from airflow_provider_cdc.state import TimelineSegment
-
-    state_database.set_timeline(
-        plan.pipeline,
-        [TimelineSegment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.first_ordinal)],
     )
     return True

@@ -7,15 +7,13 @@ in one of the two logs or in both. GTIDs do not show that, but ``verify`` does. 
 from __future__ import annotations
 
 import re
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.mysql.client.identity import DURABILITY_VARIABLES, server_identity
 from airflow_provider_cdc.mysql.client.session import connect, query_pairs
 from airflow_provider_cdc.mysql.positions.binlog_files import server_time
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 
@@ -27,31 +25,22 @@ _UPTIME_TOLERANCE = timedelta(seconds=3)
 
 def record_server_restart(context: RunContext, state_database: StateDatabase) -> None:
     """Add an event with the server's start time if it differs from the last one. Failures are ignored."""
-    with suppress(CdcError, SQLAlchemyError), closing(connect(context.connect_args)) as connection:
+    with tolerate_outage(), closing(connect(context.connect_args)) as connection:
         server, clock = server_identity(connection), server_time(connection)
         uptime = float(query_pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
         names = ", ".join(f"'{name}'" for name in DURABILITY_VARIABLES)
         variables = query_pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
         since = datetime.fromtimestamp(round(clock - uptime), UTC)
         detail, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
-        previous = next(
-            (
-                m
-                for event in state_database.last_events(name, 1, _EVENT_KINDS)
-                if (m := _DETAIL_PATTERN.match(event.detail))
-            ),
-            None,
-        )
+        details = (event.detail for event in state_database.last_events(name, 1, _EVENT_KINDS))
+        previous = next(filter(None, map(_DETAIL_PATTERN.match, details)), None)
         if previous is None or previous[1] != server:
             state_database.add_event(name, "server", detail)
         elif abs(datetime.fromisoformat(previous[2]) - since) > _UPTIME_TOLERANCE:
             detail += f", previously since {previous[2]}: it was restarted"
-            if unsafe_settings := [
-                f"{name}={variables[name]}" for name in DURABILITY_VARIABLES if variables[name] != "1"
-            ]:
-                detail += (
-                    f" with {', '.join(unsafe_settings)}; if it crashed, it may have lost commits that the copy has"
-                )
+            unsafe = [f"{name}={variables[name]}" for name in DURABILITY_VARIABLES if variables[name] != "1"]
+            if unsafe:
+                detail += f" with {', '.join(unsafe)}; if it crashed, it may have lost commits that the copy has"
             detail += "; `airflow-cdc verify` compares them"
             state_database.add_event(name, "restart", detail, remedy="`airflow-cdc verify` compares source and copy")
             context.reporter.line(detail)

@@ -5,5 +5,6 @@ resume point. ``SinkTable.commit(decide, markers, fence)`` is the one way to cha
 and returns ``Upsert``, ``MultisetChange``, ``Truncate``, ``PublishSlices`` or ``OverwriteRange``, or ``None`` if the
 work is already in the table. Rows, markers and fence are committed together. ``Feature`` names what a sink may lack.
 ``registry.open_sink`` loads a kind by its name in ``config.sink_kinds``. ``scan_tasks`` and ``row_hashes`` read
-tables back for ``verify``. A new sink is a module here. Called by all phases, which never ask which sink it is.
+tables back for ``verify``. A new sink is a room ``sinks.<kind>``. Called by all phases, which never need to know which
+sink it is.
 """

@@ -1,4 +1,4 @@
-"""The protocol that every sink implements. Delta is one sink; CONTRIBUTING.md shows how to add another.
+"""The protocol that every sink implements. Delta is one sink; docs/architecture.md shows how to add another.
 
 A sink has one table for each captured table, and the resume point of the stream. Tables have **markers**: numbers that
 are committed together with rows and record which work those rows contain. A **fence** is a marker that only grows; it
@@ -20,12 +20,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from airflow_provider_cdc.config.sink_section import Sink
+from airflow_provider_cdc.config.store_access import StoreAccess
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.multiset import NetChange
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.table_size import TableSize
 
 
 class Feature(StrEnum):
@@ -355,6 +357,25 @@ class Adoptable(Protocol):
         """
 
 
+class TableSize(JsonRecord, frozen=True):
+    """The size of a table, as recorded in its log: no data file is opened.
+
+    :param files: number of data files.
+    :param bytes: their size.
+    :param rows: living rows; ``None`` if the log does not record their number.
+    :param dead_rows: dead rows that are still in files.
+    :param files_with_vectors: files that have a deletion vector.
+    :param compactions: compactions committed since the table was created.
+    """
+
+    files: int
+    bytes: int
+    rows: int | None
+    dead_rows: int
+    files_with_vectors: int
+    compactions: int
+
+
 @runtime_checkable
 class Measurable(Protocol):
     """A table that can report its size."""
@@ -456,6 +477,10 @@ class ResumePoint(Fenceable, Protocol):
 
 class PipelineSink(Protocol):
     """The destination of one pipeline: all of its sink tables and its resume point."""
+
+    @classmethod
+    def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> PipelineSink:
+        """Make the sink of a pipeline; see :func:`~airflow_provider_cdc.sinks.registry.open_sink`."""
 
     @property
     def supports(self) -> frozenset[Feature]:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.config.sink_kinds import SINK_CLASSES
-from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.config.sink_kinds import SINK_KINDS
 
 if TYPE_CHECKING:
+    from airflow_provider_cdc.config.sink_section import Sink
+    from airflow_provider_cdc.config.store_access import StoreAccess
     from airflow_provider_cdc.sinks.protocol import PipelineSink
 
 
-def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> PipelineSink:
+def open_sink(settings: Sink, pipeline: str, access: StoreAccess | None = None) -> PipelineSink:
     """Return the sink of a pipeline, without any access to its storage yet.
 
-    :param kind: ``sink.kind``.
-    :param path: ``sink.path``.
+    :param settings: the sink section of the pipeline.
     :param pipeline: name of the pipeline.
-    :param settings: settings of this kind that differ from the default.
-    :raises NotReadyError: if this kind does not have such settings.
+    :param access: object-store settings from the sink's connection, if it has one.
     """
-    module, _, name = SINK_CLASSES[kind].partition(":")
-    sink_class = getattr(import_module(module), name)
-    if unknown := sorted(settings.keys() - inspect.signature(sink_class).parameters.keys()):
-        raise NotReadyError(f"a sink of kind {kind} has no setting {', '.join(unknown)}", "Leave it out")
-    sink: PipelineSink = sink_class(path, pipeline, **settings)
-    return sink
+    module, _, name = SINK_KINDS[settings.kind].sink_class.partition(":")
+    sink_class: type[PipelineSink] = getattr(import_module(module), name)
+    return sink_class.from_settings(settings, pipeline, access)

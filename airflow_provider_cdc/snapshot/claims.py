@@ -11,30 +11,28 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Self
-
-from sqlalchemy.exc import SQLAlchemyError
+from typing import Any
 
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, TaskRequest, chunk_entries, to_chunk_results
-from airflow_provider_cdc.model.errors import CdcError, TransientError
+from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress
 from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_AFTER_SECONDS, HeartbeatMonitor
-from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
+from airflow_provider_cdc.runtime.background import BackgroundLoop
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.sinks.storage.storage import read_json
 from airflow_provider_cdc.state import ChunkGroupRow, StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
-from airflow_provider_cdc.system.processes import has_died_here, machine_id, process_start_time
+from airflow_provider_cdc.system.processes import has_died_here, pid_scope_id, process_start_time
 
 _POLL_SECONDS = 0.5
 #: End of a holder's text in the state database: host, machine id (its process ids are per machine), process id, start.
 _HOLDER_PROCESS = re.compile(r" \[(\S+) (?:(\S+) )?(\d+) (\d+)\]$")
 
 
-class GroupClaim:
-    """An attempt at a group that this process has claimed. A context manager that sends the heartbeat.
+class GroupClaim(BackgroundLoop):
+    """An attempt at a group that this process has claimed. While it is entered, it sends the heartbeat.
 
     :param attempt: number of the attempt.
     :param row_before: the group's row as it was before the claim.
@@ -49,6 +47,7 @@ class GroupClaim:
         row_before: ChunkGroupRow,
         published_attempt: int | None,
     ) -> None:
+        super().__init__("group-claim", _POLL_SECONDS)
         self.attempt, self.row_before, self.published_attempt = attempt, row_before, published_attempt
         self.store = store
         self._group = group
@@ -65,18 +64,12 @@ class GroupClaim:
         self._progress = ChunkProgress(f"group {group.plan.group_label(group.chunks)}", 0, len(group.chunks), 0)
         self._notes = group.signals(attempt)
         self._report_lock = threading.Lock()
-        self._taken_over, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=with_current_counts(self._loop), name="group-claim", daemon=True)
+        self._taken_over, self._last_heartbeat = threading.Event(), time.monotonic()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if kind is not None:
-            with suppress(CdcError, SQLAlchemyError):
+    def __exit__(self, *error: object) -> None:
+        super().__exit__()
+        if error[0] is not None:
+            with tolerate_outage():
                 self.store.release_group(*self._key, self.attempt)
 
     def check_still_held(self) -> None:
@@ -100,7 +93,7 @@ class GroupClaim:
         plan = self._group.plan
         with self._report_lock:
             if self.published_attempt is None:
-                with suppress(CdcError, SQLAlchemyError):
+                with tolerate_outage():
                     self.store.reset_unpublished_chunks(plan.pipeline, plan.generation, self._group.number)
             self._report(reused)
 
@@ -130,7 +123,7 @@ class GroupClaim:
             reporter.line(f"{self._progress.label}: continues")
         reporter.progress(self._progress)
         if fresh and self.published_attempt is None:  # else the state database shows what is published
-            with suppress(CdcError, SQLAlchemyError):  # an outage of the state database only hides progress
+            with tolerate_outage():  # an outage of the state database only hides progress
                 self.store.record_read_chunks(*self._key[:2], to_chunk_results(fresh))
                 failpoint("books.after_chunks")
 
@@ -145,15 +138,13 @@ class GroupClaim:
             fresh_rows=p.fresh_rows + is_own_attempt * rows,
         )
 
-    def _loop(self) -> None:
-        last_heartbeat = time.monotonic()
-        while not self._stop.wait(_POLL_SECONDS):
-            self.report_progress()
-            if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
-                last_heartbeat = time.monotonic()
-                with suppress(CdcError, SQLAlchemyError):
-                    if not self.store.record_group_heartbeat(*self._key, self.attempt):
-                        self._taken_over.set()
+    def _step(self) -> None:
+        self.report_progress()
+        if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
+            self._last_heartbeat = time.monotonic()
+            with tolerate_outage():
+                if not self.store.record_group_heartbeat(*self._key, self.attempt):
+                    self._taken_over.set()
 
 
 def claim_group(
@@ -227,7 +218,7 @@ def _is_being_read(row: ChunkGroupRow, pulse: HeartbeatMonitor) -> bool:
 
 def _holder_text(holder: str) -> str:
     pid = os.getpid()
-    return f"{holder[:350]} [{socket.gethostname()} {machine_id() or '-'} {pid} {process_start_time(pid):.0f}]"
+    return f"{holder[:350]} [{socket.gethostname()} {pid_scope_id() or '-'} {pid} {process_start_time(pid):.0f}]"
 
 
 def _holder_name(holder: str | None) -> str:

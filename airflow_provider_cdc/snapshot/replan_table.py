@@ -51,5 +51,5 @@ def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> N
             lambda found: policy.decide_definition(table, found, is_requested=True),
         )
     name = context.layout.amendment(plan.generation, index, revision + 1)
-    if write_json_once(context.storage, name, amendment):
+    if write_json_once(context.storage, name, amendment.to_json()):
         context.reporter.line(f"{error.message}: the table is read again under its new definition")

@@ -6,7 +6,6 @@ stream begins, hours later. So the driver of a chunk group regularly compares th
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
@@ -29,9 +28,9 @@ from airflow_provider_cdc.mysql.positions.binlog_files import (
     list_binlog_files,
     server_time,
 )
+from airflow_provider_cdc.runtime.background import BackgroundLoop
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.attempt_signals import AttemptSignals
-from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.snapshot.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.snapshot.retention import Retention, assess_retention, estimate_seconds, retention_text
 
@@ -97,7 +96,7 @@ class PurgeWatch:
 
     def _file_began(self, context: RunContext, file: str) -> float | None:
         with suppress(CdcError):  # then the file counts as in use: when in doubt, the snapshot continues
-            return file_start_time(context.binlog_opener(self._slot), file)
+            return file_start_time(context.binlog_opener(self._slot), file) or None
         return None
 
     def retention_text(self) -> str:
@@ -171,7 +170,7 @@ class _GuardState:
 _guard_states: dict[tuple[str, str, Position], _GuardState] = {}
 
 
-class RetentionGuard:
+class RetentionGuard(BackgroundLoop):
     """Ends a group's job early if the snapshot cannot finish in time. A context manager around the job.
 
     :param store: the state database, which has the rate of the whole snapshot.
@@ -182,24 +181,18 @@ class RetentionGuard:
     def __init__(
         self, context: RunContext, store: StateDatabase, plan: Plan, group: int, notes: AttemptSignals
     ) -> None:
+        super().__init__("retention-guard", CHECK_SECONDS)
         self._context, self._store, self._plan, self._notes = context, store, plan, notes
         state_key = (context.storage.location(), plan.pipeline, plan.p0.at)
         fresh = _GuardState(PurgeWatch(plan.p0, slots.binlog_guard_slot(group)))
         self._state = _guard_states.setdefault(state_key, fresh)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=with_current_counts(self._loop), name="retention-guard", daemon=True)
 
     def __enter__(self) -> Self:
         # Once a stream has begun, the binlog from P0 on is no longer needed.
         if self._context.sink.resume_point().read() is None:
             self.check()
-            self._thread.start()
+            super().__enter__()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
 
     def check(self) -> None:
         """Compare the time that the snapshot needs with the time that the binlog is kept.
@@ -250,11 +243,10 @@ class RetentionGuard:
         chunks_left = progress.chunks_total - progress.chunks_done
         return progress, progress.projected(min(chunks_left, readers * CHUNKS_PER_FILE)).eta_seconds
 
-    def _loop(self) -> None:
-        while not self._stop.wait(CHECK_SECONDS):
-            try:
-                self.check()
-            except TerminalError as error:
-                with suppress(OSError):
-                    self._notes.stop_readers(error)
-                return
+    def _step(self) -> None:
+        try:
+            self.check()
+        except TerminalError as error:
+            self._stopping.set()
+            with suppress(OSError):
+                self._notes.stop_readers(error)

@@ -34,12 +34,14 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.staged_read import GROUP, StagedRead
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.session import connect, query_rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt
 from airflow_provider_cdc.mysql.positions.resume import why_purged
+from airflow_provider_cdc.resnapshot.publish import find_refusal
+from airflow_provider_cdc.resnapshot.read import stage_group
 from airflow_provider_cdc.resnapshot.staged_files import allocate_read_number, list_pending_reads, remove_request
-from airflow_provider_cdc.resnapshot.staged_reads import publish_or_wait, stage_group, why_group_not_publishable
 from airflow_provider_cdc.resnapshot.suspension import suspension_remedy
+from airflow_provider_cdc.resnapshot.wait import publish_or_wait
 from airflow_provider_cdc.runtime.run_context import RunContext, mirror_plan
 from airflow_provider_cdc.runtime.server_restarts import record_server_restart
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
@@ -190,21 +192,19 @@ def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, gr
             f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
             "Clear the planner and everything downstream, so that the groups are those of the plan",
         )
-    record_taken_over(store, plan)
+    record_superseded_groups(store, plan)
     tables = sorted({chunk.table for chunk in chunks})
     for index in tables:
         suspension = plan.suspension_of(index)
-        outcome = (
-            f"is suspended at {suspension.at}. {suspension_remedy(plan, suspension)}"
-            if suspension
-            else "was re-snapshotted as a whole since"
-        )
+        outcome = "was re-snapshotted as a whole since"
+        if suspension:
+            outcome = f"is suspended at {suspension.at}. {suspension_remedy(plan, suspension)}"
         context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {outcome}")
     labels = tuple(plan.tables[index].label for index in tables)
     return GroupResult(group, TAKEN_OVER, 0, labels, 0, 0, 0, 0.0, None, None, None, None)
 
 
-def record_taken_over(store: StateDatabase, plan: Plan) -> None:
+def record_superseded_groups(store: StateDatabase, plan: Plan) -> None:
     """Record the groups that have nothing left to read."""
     if left := plan.superseded_groups():
         rows = store.groups(plan.pipeline, plan.generation)
@@ -231,11 +231,10 @@ def _read_and_publish(
             totals = group.read_totals(group.published_by_table())
         else:
             with group_claim:
-                outcome, attempt = (
-                    _read_first_time(group, group_claim, runner)
-                    if group_claim.published_attempt is None
-                    else _resnapshot_group(group, store, group_claim, runner)
-                )
+                if group_claim.published_attempt is None:
+                    outcome, attempt = _read_first_time(group, group_claim, runner)
+                else:
+                    outcome, attempt = _resnapshot_group(group, store, group_claim, runner)
                 totals = _finish_group(group, store, group_claim.attempt, requested_by)
                 if outcome == "replaced":
                     remove_request(group.context, plan, group.number, attempt)
@@ -270,7 +269,7 @@ def adopt_published_groups(context: RunContext, store: StateDatabase, plan: Plan
     :returns: whether the snapshot is complete.
     """
     mirror_plan(store, plan, context.pipeline.snapshot.chunk_rows)
-    record_taken_over(store, plan)
+    record_superseded_groups(store, plan)
     if not plan.groups():
         _prepare_tables(context, plan, {})
     snapshot = store.snapshot(plan.pipeline, plan.generation)
@@ -281,7 +280,7 @@ def adopt_published_groups(context: RunContext, store: StateDatabase, plan: Plan
         if row.state in ("pending", "running") and row.group_no in plan.groups():
             group = ChunkGroup(context, plan, row.group_no, open_tables)
             # The manifest is written before the first commit: without one there is no need to read the tables.
-            if group.has_complete_attempt() and group.published_attempt() is not None:
+            if group.count_complete_attempts() and group.published_attempt() is not None:
                 group.mirror_published(store, row.attempt)
     return store.finish_snapshot(plan.pipeline, plan.generation)
 
@@ -310,10 +309,8 @@ def _resnapshot_group(
             and group_claim.row_before.state == "rereading"
             and (group_claim.published_attempt or 0) >= group_claim.row_before.attempt
         ):
-            return (
-                "replaced",
-                group_claim.published_attempt or 0,
-            )  # the stream published it after that try was killed
+            # The stream published it after that try was killed.
+            return "replaced", group_claim.published_attempt or 0
         if staged is None:
             number = allocate_read_number(group.context, group.plan, GROUP, group=group.number)
             manifests = _read_slices(group, group_claim, runner, since, timeline, number)
@@ -326,13 +323,7 @@ def _resnapshot_group(
         if since == group.plan.p0:
             raise
         raise TransientError(error.message, "Run again after the stream has continued on that server") from None
-    if publish_or_wait(group, store, staged):
-        return "replaced", staged.attempt
-    group.context.reporter.line(
-        f"group {group.number} was re-snapshotted (attempt {staged.attempt}); "
-        "no stream is running: the next one will publish it"
-    )
-    return "staged", staged.attempt
+    return "replaced" if publish_or_wait(group, staged, store) else "staged", staged.attempt
 
 
 def _find_staged_read(group: ChunkGroup, group_claim: GroupClaim, timeline: Timeline) -> StagedRead | None:
@@ -341,7 +332,7 @@ def _find_staged_read(group: ChunkGroup, group_claim: GroupClaim, timeline: Time
         return None
     candidates = (s for s in list_pending_reads(group.context, group.plan) if s.group == group.number)
     open_at = binlog_opener(group.context, group.number, group_claim.attempt)
-    return next((s for s in candidates if why_group_not_publishable(group, s, timeline, open_at) is None), None)
+    return next((s for s in candidates if find_refusal(group, s, timeline, open_at) is None), None)
 
 
 def _read_slices(
@@ -401,12 +392,12 @@ def _keep_replayable(
     finished = {
         no: slice_read
         for no, slice_read in finished.items()
-        if entry_timeline(plan, slice_read[1]) == timeline.newest_segment
+        if entry_timeline(slice_read[1]) == timeline.newest_segment
     }
     if not finished:
         return {}
     with closing(connect(context.connect_args)) as connection:
-        since = {slice_read[0]: entry_resume_point(plan, slice_read[1]) for slice_read in finished.values()}
+        since = {slice_read[0]: entry_resume_point(slice_read[1]) for slice_read in finished.values()}
         lost_attempts = {attempt for attempt, at in since.items() if why_purged(connection, at, open_at)}
         binlog_sizes = {str(row[0]): int(row[1] or 0) for row in query_rows(connection, "SHOW BINARY LOGS")}
 
@@ -458,7 +449,6 @@ def _finish_group(
     group.record_finished(requested_by)
     store.record_published_chunks(plan.pipeline, plan.generation, to_chunk_results(totals.chunks))
     failpoint("books.after_chunks")
-    low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
-    store.finish_group(plan.pipeline, plan.generation, group.number, attempt, totals.rows, low, high)
+    store.finish_group(plan.pipeline, plan.generation, group.number, attempt, totals.rows)
     failpoint("books.after_group")
     return totals

@@ -126,7 +126,7 @@ def _private_folder(cache: Path | None) -> Path:
     return Path(tempfile.mkdtemp(prefix="airflow-cdc-java-"))
 
 
-def install_java() -> str:
+def find_or_install_java() -> str:
     """Return the home of a usable runtime. If there is none, install Debian's if apt and permissions allow it.
 
     :raise NotReadyError: if there is none and none can be installed.
@@ -160,7 +160,7 @@ def _succeeds(command: Sequence[str]) -> bool:
 def main(argv: Sequence[str]) -> int:
     """Print the runtime that is used; with ``--install``, install one if needed."""
     try:
-        home = install_java() if "--install" in argv else ensure_java_home()
+        home = find_or_install_java() if "--install" in argv else ensure_java_home()
     except NotReadyError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

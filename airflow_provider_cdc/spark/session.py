@@ -159,18 +159,13 @@ def _session_settings(name: str, master: str, conf: Mapping[str, str], ui: bool)
 def _start_error(master: str, error: Exception) -> CdcError:
     text = str(error)
     if is_local_master(master):
-        cdc_error = to_cdc_error(error)
-        return (
-            TerminalError(cdc_error.message, cdc_error.remedy) if isinstance(cdc_error, UnexpectedError) else cdc_error
-        )
+        found = to_cdc_error(error)
+        return TerminalError(found.message, found.remedy) if isinstance(found, UnexpectedError) else found
     if "spark.authenticate.secret" in text:
         return NotReadyError("spark.authenticate is on, but Spark has no spark.authenticate.secret", SECRET_REMEDY)
     # In the second case, the text is about the session, which was stopped while it was being created.
-    reason = (
-        "it does not answer or does not accept the application"
-        if "stopped SparkContext" in text
-        else _main_error_line(text)
-    )
+    stopped = "stopped SparkContext" in text
+    reason = "it does not answer or does not accept the application" if stopped else _main_error_line(text)
     return TransientError(
         f"Spark did not start at {master}: {reason}",
         "Check that this master is running and reachable, and has the same spark.authenticate settings",
@@ -207,7 +202,7 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
                         "spark.executor.memory in spark.conf)"
                     )
 
-    thread = threading.Thread(target=watch, name="waiting", daemon=True)
+    thread = threading.Thread(target=watch, name="spark-idle-warning", daemon=True)
     if not is_local_master(master):
         thread.start()
     try:

@@ -21,13 +21,11 @@ from airflow_provider_cdc.state.snapshots import ChunkResult
 from airflow_provider_cdc.state.state_database import StateDatabase
 from airflow_provider_cdc.state.values import (
     BatchTotals,
-    EpochTotals,
     GroupProgress,
     HeartbeatReply,
     TableCounts,
     TableProgress,
     TableStatus,
-    TimelineSegment,
 )
 
 __all__ = [
@@ -35,12 +33,10 @@ __all__ = [
     "BatchTotals",
     "HeartbeatReply",
     "ChunkResult",
-    "EpochTotals",
     "GroupProgress",
     "ChunkGroupRow",
     "ControlRequestRow",
     "LagSampleRow",
-    "TimelineSegment",
     "TableStatus",
     "StateDatabase",
     "EpochRow",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import delete, exc, select, update
 
-from airflow_provider_cdc.state.database import Database, execute_update
+from airflow_provider_cdc.state.database import Database
 from airflow_provider_cdc.state.models import AlertRow, storable_text, utc_now
 
 
@@ -13,9 +13,7 @@ class AlertRecords(Database):
 
     def alerts(self, pipeline: str) -> list[AlertRow]:
         """Return the active alerts of a pipeline, ordered by kind and subject."""
-        query = select(AlertRow).where(AlertRow.pipeline == pipeline).order_by(AlertRow.kind, AlertRow.subject)
-        with self._read_session() as session:
-            return list(session.scalars(query))
+        return self._read_rows(select(AlertRow).filter_by(pipeline=pipeline).order_by(AlertRow.kind, AlertRow.subject))
 
     def raise_alert(self, pipeline: str, kind: str, subject: str, detail: str) -> bool:
         """Record an alert.
@@ -33,12 +31,9 @@ class AlertRecords(Database):
 
     def mark_alert_notified(self, pipeline: str, kind: str, subject: str) -> None:
         """Record that the notification for an alert was sent."""
-        is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
-        with self._write_session() as session:
-            execute_update(session, update(AlertRow).where(*is_alert).values(told_at=utc_now()))
+        alert = update(AlertRow).filter_by(pipeline=pipeline, kind=kind, subject=subject)
+        self._update(alert.values(told_at=utc_now()))
 
     def clear_alert(self, pipeline: str, kind: str, subject: str) -> None:
         """Remove an alert, because the problem is over."""
-        is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
-        with self._write_session() as session:
-            execute_update(session, delete(AlertRow).where(*is_alert))
+        self._update(delete(AlertRow).filter_by(pipeline=pipeline, kind=kind, subject=subject))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import exc, func, select
+from sqlalchemy import func, select
 
-from airflow_provider_cdc.state.database import Database
-from airflow_provider_cdc.state.models import AssetWindowRow, EventRow, TableStateRow, utc_now
+from airflow_provider_cdc.state.database import Database, retry_conflict
+from airflow_provider_cdc.state.models import AssetWindowRow, EventRow, TableStateRow
 from airflow_provider_cdc.state.values import TableCounts
 
 #: Kinds of events that report that rows of a copy were replaced other than by applying changes.
@@ -46,9 +46,8 @@ class AssetWindowRecords(Database):
 
     def window_end(self, pipeline: str, audience: str, table: TableId) -> Any | None:
         """Return the end of the last window reported to an audience for a table; ``None`` if there was none."""
-        with self._read_session() as session:
-            row = session.get(AssetWindowRow, (pipeline, audience, *table))
-            return None if row is None else row.after
+        row = self._read_row(AssetWindowRow, pipeline, audience, *table)
+        return None if row is None else row.after
 
     def advance_windows(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
         """Record the ends of the windows that are reported to an audience now.
@@ -58,31 +57,21 @@ class AssetWindowRecords(Database):
             report may have been lost.
         :return: the beginning of each window; ``None`` for the first window of a table.
         """
-        for is_last_try in (False, True):
-            try:
-                return self._advance_windows(pipeline, audience, ends, by)
-            except exc.IntegrityError:  # another process was faster with the first window of a table
-                if is_last_try:
-                    raise
-        raise AssertionError("unreachable")
+        return retry_conflict(lambda: self._advance_windows(pipeline, audience, ends, by))
 
     def _advance_windows(
         self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str
     ) -> dict[TableId, Any]:
-        moment, starts = utc_now(), {}
+        starts = {}
         with self._write_session() as session:
-            for table, end in _in_lock_order(ends):
+            # In a fixed order, so that two processes with the same tables cannot deadlock.
+            for table, end in sorted(ends.items(), key=lambda one: one[0]):
                 row = session.get(AssetWindowRow, (pipeline, audience, *table), with_for_update=True)
                 if row is None:
                     row = AssetWindowRow(pipeline=pipeline, audience=audience, database=table[0], name=table[1])
                     session.add(row)
                 elif row.by != by:
                     row.before = row.after
-                row.by, row.after, row.at = by, end, moment
+                row.by, row.after = by, end
                 starts[table] = row.before
         return starts
-
-
-def _in_lock_order(ends: Mapping[TableId, Any]) -> Iterable[tuple[TableId, Any]]:
-    """Return the tables in a fixed order, so that two processes with the same tables cannot deadlock."""
-    return sorted(ends.items(), key=lambda one: one[0])

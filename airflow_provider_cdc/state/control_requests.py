@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import Update, select, update
 
-from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.state.database import execute_update
-from airflow_provider_cdc.state.models import ControlRequestRow, EpochRow, EventRow, PipelineRow, storable_text, utc_now
-from airflow_provider_cdc.state.streams import StreamRecords, paused_columns, select_newest_epoch
+from airflow_provider_cdc.state.models import ControlRequestRow, EventRow, storable_text, utc_now
+from airflow_provider_cdc.state.streams import StreamRecords, lock_pipeline, select_newest_epoch
 
 #: Kinds of requests: suspend a table, or re-snapshot it (which also lets a suspended table rejoin).
 SUSPEND, RESNAPSHOT = "suspend", "reread"
@@ -39,15 +40,9 @@ class ControlRequestRecords(StreamRecords):
         row = ControlRequestRow(pipeline=pipeline, at=utc_now(), kind=kind, state="open", by=storable_text(by))
         row.table, row.condition = storable_text(table) or "", storable_text(condition)
         with self._write_session() as session:
-            if session.get(PipelineRow, pipeline, with_for_update=True) is None:  # serializes requests
-                raise NotReadyError(
-                    f"pipeline {pipeline} is not in the state database", "Run `airflow-cdc snapshot` first"
-                )
-            is_open = ControlRequestRow.pipeline == pipeline, ControlRequestRow.state == "open"
-            same_requests = select(ControlRequestRow).where(
-                *is_open, ControlRequestRow.kind == kind, ControlRequestRow.table == row.table
-            )
-            for existing in session.scalars(same_requests):
+            lock_pipeline(session, pipeline)
+            open_requests = select(ControlRequestRow).filter_by(pipeline=pipeline, state="open")
+            for existing in session.scalars(open_requests.filter_by(kind=kind, table=row.table)):
                 if existing.condition == row.condition:
                     return existing.id
             session.add(row)
@@ -56,19 +51,13 @@ class ControlRequestRecords(StreamRecords):
 
     def last_requests(self, pipeline: str, limit: int = 20) -> list[ControlRequestRow]:
         """Return the last requests, the newest first."""
-        newest = (
-            select(ControlRequestRow)
-            .where(ControlRequestRow.pipeline == pipeline)
-            .order_by(ControlRequestRow.id.desc())
-        )
-        with self._read_session() as session:
-            return list(session.scalars(newest.limit(limit)))
+        newest = select(ControlRequestRow).filter_by(pipeline=pipeline).order_by(ControlRequestRow.id.desc())
+        return self._read_rows(newest.limit(limit))
 
     def request(self, pipeline: str, request_id: int) -> ControlRequestRow | None:
         """Return one request, or ``None``."""
-        with self._read_session() as session:
-            row = session.get(ControlRequestRow, request_id)
-            return row if row is not None and row.pipeline == pipeline else None
+        row = self._read_row(ControlRequestRow, request_id)
+        return row if row is not None and row.pipeline == pipeline else None
 
     def withdraw_request(self, pipeline: str, request_id: int, by: str) -> bool:
         """Withdraw a request.
@@ -76,16 +65,10 @@ class ControlRequestRecords(StreamRecords):
         :param by: name of the user who withdraws it.
         :return: whether it was withdrawn; ``False`` if a stream had already taken it up.
         """
+        withdrawn = _update_request(request_id, "open").filter_by(pipeline=pipeline)
+        withdrawn = withdrawn.values(_end_columns("withdrawn", f"{by} has withdrawn it"))
         with self._write_session() as session:
-            values = {
-                "state": "withdrawn",
-                "finished_at": utc_now(),
-                "outcome": storable_text(f"{by} has withdrawn it"),
-            }
-            if not execute_update(
-                session,
-                _update_request(request_id, "open").where(ControlRequestRow.pipeline == pipeline).values(values),
-            ):
+            if not execute_update(session, withdrawn):
                 return False
             row = session.get_one(ControlRequestRow, request_id)
             detail = f"the request of {row.by} to {row.kind} {row.table} was withdrawn"
@@ -97,8 +80,7 @@ class ControlRequestRecords(StreamRecords):
 
         :return: whether it was still open.
         """
-        with self._write_session() as session:
-            return execute_update(session, _update_request(request_id, "open").values(state="taken"))
+        return self._update(_update_request(request_id, "open").values(state="taken"))
 
     def end_request(self, request_id: int, state: str, outcome: str) -> None:
         """Record the outcome of a request that was taken up.
@@ -106,9 +88,7 @@ class ControlRequestRecords(StreamRecords):
         :param state: ``done`` or ``refused``.
         :param outcome: one human-readable line, with a remedy if the request was refused.
         """
-        with self._write_session() as session:
-            values = {"state": state, "outcome": storable_text(outcome), "finished_at": utc_now()}
-            execute_update(session, _update_request(request_id, "taken").values(values))
+        self._update(_update_request(request_id, "taken").values(_end_columns(state, outcome)))
 
     # The stream as a whole
 
@@ -119,12 +99,11 @@ class ControlRequestRecords(StreamRecords):
         :return: whether the stream is paused or about to be; ``False`` if none is running or it was asked to stop.
         """
         with self._write_session() as session:
-            row: EpochRow | None = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
+            row = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
             if row is None or row.state != "running" or row.desired_state == "stop":
                 return False
             if row.desired_state != "pause":
-                for name, value in paused_columns(storable_text(by) or "").items():
-                    setattr(row, name, value)
+                row.desired_state, row.paused_by = "pause", storable_text(by)
                 detail = f"the stream was asked to pause (epoch {row.epoch})"
                 session.add(
                     make_event_row(pipeline, "stream_paused", detail, remedy="Resume it: airflow-cdc resume", by=by)
@@ -138,7 +117,7 @@ class ControlRequestRecords(StreamRecords):
         :return: whether it continues; ``False`` if no stream is running or paused, or if it was asked to stop.
         """
         with self._write_session() as session:
-            row: EpochRow | None = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
+            row = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
             if row is None or (row.paused_by is None and (row.state != "running" or row.desired_state == "stop")):
                 return False
             if row.paused_by is not None:
@@ -173,4 +152,9 @@ def make_event_row(
 
 
 def _update_request(request_id: int, state: str) -> Update:
-    return update(ControlRequestRow).where(ControlRequestRow.id == request_id, ControlRequestRow.state == state)
+    return update(ControlRequestRow).filter_by(id=request_id, state=state)
+
+
+def _end_columns(state: str, outcome: str) -> dict[str, Any]:
+    """Return the column values of a request that has ended."""
+    return {"state": state, "outcome": storable_text(outcome), "finished_at": utc_now()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
-from sqlalchemy import URL, Connection, CursorResult, Engine, exc, func, inspect, make_url, select, text
+from sqlalchemy import URL, Connection, CursorResult, Engine, Select, exc, func, inspect, make_url, select, text
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.config.connections import scrub_secrets
@@ -21,7 +21,7 @@ from airflow_provider_cdc.system.permissions import FILE_MODE, remove_others_acc
 VERSION_TABLE = "cdc_alembic_version"
 
 #: The newest migration. Defined here so that Alembic is only imported if there is something to migrate.
-NEWEST_REVISION = "0011"
+NEWEST_REVISION = "0001"
 #: The server is unavailable or read-only: PostgreSQL reports the latter as an internal error.
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
 #: How long to wait for another migration in MySQL, which copies tables.
@@ -32,6 +32,8 @@ _IDENTITY_ERRORS = re.compile(
     "certificate verify failed|server certificate for|root certificate file|does not support SSL|"
     "[Aa]uthentication method requirement|channel binding"
 )
+
+T = TypeVar("T")
 
 
 class Database:
@@ -135,6 +137,26 @@ class Database:
     def _write_session(self) -> AbstractContextManager[Session]:
         return self._session(self._write_engine)
 
+    # Transactions with a single statement
+
+    def _read_row(self, model: type[T], *key: Any) -> T | None:
+        """Return the row with a primary key."""
+        with self._read_session() as session:
+            return session.get(model, key)
+
+    def _read_first(self, query: Select[T]) -> T | None:
+        with self._read_session() as session:
+            return session.scalars(query.limit(1)).first()
+
+    def _read_rows(self, query: Select[T]) -> list[T]:
+        with self._read_session() as session:
+            return list(session.scalars(query))
+
+    def _update(self, statement: Any) -> bool:
+        """Run an update or a delete, and return whether it affected a row."""
+        with self._write_session() as session:
+            return execute_update(session, statement)
+
 
 @contextmanager
 def _migration_transaction(url: URL) -> Iterator[Connection]:
@@ -174,6 +196,14 @@ def _prepare_file(path: Path, migrate: bool) -> None:
 
 
 def execute_update(session: Session, statement: Any) -> bool:
-    """Run an update, and return whether it affected a row."""
+    """Run an update or a delete, and return whether it affected a row."""
     result = session.execute(statement, execution_options={"synchronize_session": False})
     return cast("CursorResult[Any]", result).rowcount > 0
+
+
+def retry_conflict(write: Callable[[], T]) -> T:
+    """Run a transaction; again if another process was faster to insert the same row."""
+    try:
+        return write()
+    except exc.IntegrityError:
+        return write()

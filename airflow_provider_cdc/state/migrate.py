@@ -13,15 +13,12 @@ from sqlalchemy import Connection
 _FOLDER = Path(__file__).parent / "migrations"
 
 
-def upgrade_schema(connection: Connection, revision: str = "head") -> None:
-    """Bring the tables up to date, within the connection's transaction.
-
-    :param revision: target revision; by default the newest.
-    """
+def upgrade_schema(connection: Connection) -> None:
+    """Bring the tables up to date, within the connection's transaction."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = _alembic_config()
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    command.upgrade(config, "head")
 
 
 def list_revisions() -> list[str]:

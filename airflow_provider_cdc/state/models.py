@@ -66,10 +66,6 @@ def case_sensitive_text(length: int) -> String:
 _LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
-def _counter_column() -> Any:
-    return mapped_column(default=0, server_default="0")
-
-
 class Base(DeclarativeBase):
     """Common base of all tables."""
 
@@ -87,29 +83,24 @@ class Base(DeclarativeBase):
 class PipelineRow(Base):
     """A pipeline, the server it reads, and the highest epoch given out.
 
-    ``past_batches`` and the other ``past_`` columns are totals of runs of its stream that are no longer kept.
+    ``past_batches`` and ``past_changes`` are totals of runs of its stream that are no longer kept.
     """
 
     __tablename__ = "pipelines"
     name: Mapped[str] = mapped_column(primary_key=True)
     server_uuid: Mapped[str]
-    created_at: Mapped[datetime]
     epoch: Mapped[int] = mapped_column(default=0)
-    past_batches: Mapped[int] = _counter_column()
-    past_changes: Mapped[int] = _counter_column()
-    past_bytes: Mapped[int] = _counter_column()
-    past_seconds: Mapped[float] = _counter_column()
-    past_lag_max_ms: Mapped[float | None]
+    past_batches: Mapped[int] = mapped_column(default=0)
+    past_changes: Mapped[int] = mapped_column(default=0)
 
 
 class SnapshotRow(Base):
-    """One generation of a pipeline's snapshot. ``plan`` is written once; ``state`` is ``running`` or ``done``."""
+    """One generation of a pipeline's snapshot. ``state`` is ``running`` or ``done``."""
 
     __tablename__ = "snapshots"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
     generation: Mapped[int] = mapped_column(Integer, primary_key=True)
     state: Mapped[str] = mapped_column(case_sensitive_text(16), default="running")
-    plan: Mapped[dict[str, Any]]
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
 
@@ -122,8 +113,6 @@ class PlannedTableRow(Base):
     generation: Mapped[int] = mapped_column(Integer, primary_key=True)
     database: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
-    schema: Mapped[dict[str, Any]]
-    fingerprint: Mapped[str]
     rows_estimate: Mapped[int]
 
 
@@ -137,9 +126,9 @@ class ChunkGroupRow(Base):
     """A chunk group, the unit of retry.
 
     ``state`` is ``pending``, ``running``, ``done``, ``rereading`` or ``taken_over``; ``attempt`` counts from 1.
-    ``tables`` is a list of ``[database, table]``. The watermarks are those of the published attempt. ``holder`` is the
-    process that reads the group while ``heartbeat_at`` is recent. ``traffic`` holds the object-store request counts of
-    the process that finished the group, and of its tasks.
+    ``tables`` is a list of ``[database, table]``. ``holder`` is the process that reads the group while ``heartbeat_at``
+    is recent. ``traffic`` holds the object-store request counts of the process that finished the group, and of its
+    tasks.
     """
 
     __tablename__ = "chunk_groups"
@@ -150,8 +139,6 @@ class ChunkGroupRow(Base):
     state: Mapped[str] = mapped_column(case_sensitive_text(16), default="pending")
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     rows: Mapped[int | None]
-    min_lw: Mapped[Any | None] = mapped_column(JsonText)
-    max_hw: Mapped[Any | None] = mapped_column(JsonText)
     holder: Mapped[str | None] = mapped_column(_LONG_TEXT)
     heartbeat_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
@@ -160,7 +147,7 @@ class ChunkGroupRow(Base):
 
 
 class ChunkRow(Base):
-    """A chunk: a half-open key range of one table; bounds are JSON values.
+    """A chunk of one table, without its bounds, which are values of rows.
 
     ``state`` is ``pending``, ``read`` (it is in a finished file of ``attempt``) or ``done`` (the sink has it as
     published by ``attempt``). ``corrected`` counts the rows that the replay of (LW, HW] changed. ``bytes`` is its share
@@ -174,8 +161,6 @@ class ChunkRow(Base):
     group_no: Mapped[int] = mapped_column(Integer)
     database: Mapped[str]
     table_name: Mapped[str]
-    lower: Mapped[Any | None] = mapped_column(JsonText)
-    upper: Mapped[Any | None] = mapped_column(JsonText)
     state: Mapped[str] = mapped_column(case_sensitive_text(16), default="pending")
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     lw: Mapped[Any | None] = mapped_column(JsonText)
@@ -186,18 +171,6 @@ class ChunkRow(Base):
     seconds: Mapped[float | None]
 
     __table_args__ = (Index(None, "pipeline", "generation", "group_no", "chunk_no"),)
-
-
-class TimelineRow(Base):
-    """A segment of the timeline: binlogs of one server. ``base_ordinal`` is the ordinal of its first file."""
-
-    __tablename__ = "lineage"
-    pipeline: Mapped[str] = mapped_column(primary_key=True)
-    segment_no: Mapped[int] = mapped_column(Integer, primary_key=True)
-    server: Mapped[str]
-    start_file: Mapped[str] = mapped_column(case_sensitive_text(512))
-    start_position: Mapped[int]
-    base_ordinal: Mapped[int]
 
 
 class EpochRow(Base):
@@ -211,7 +184,7 @@ class EpochRow(Base):
     for the stop (empty for a user). ``error_kind`` is the class of the error. ``machine`` is the scope in which ``pid``
     is unique: the boot of a kernel and a PID namespace.
 
-    The sums, the highest lag and the offsets cover all batches of the run, including old ones that were removed.
+    The sums and the offsets cover all batches of the run, including old ones that were removed.
     ``index_bytes`` and ``index_disk_bytes`` are the size of the key index after the last batch. ``traffic`` holds the
     object-store request counts of the batches and of everything else in the run. ``settings`` holds digests of the
     run's settings by key, never their values.
@@ -236,11 +209,9 @@ class EpochRow(Base):
     supervisor: Mapped[str | None] = mapped_column(_LONG_TEXT)
     supervised_at: Mapped[datetime | None]
     stop_by: Mapped[str | None] = mapped_column(_LONG_TEXT)
-    batches: Mapped[int] = _counter_column()
-    changes: Mapped[int] = _counter_column()
-    bytes: Mapped[int] = _counter_column()
-    seconds: Mapped[float] = _counter_column()
-    lag_max_ms: Mapped[float | None]
+    batches: Mapped[int] = mapped_column(default=0)
+    changes: Mapped[int] = mapped_column(default=0)
+    bytes: Mapped[int] = mapped_column(default=0)
     start_offset: Mapped[Any | None] = mapped_column(JsonText)
     end_offset: Mapped[Any | None] = mapped_column(JsonText)
     machine: Mapped[str | None] = mapped_column(case_sensitive_text(64))
@@ -321,8 +292,8 @@ class ControlRequestRow(Base):
 class LagSampleRow(Base):
     """The lag of a pipeline at one time. There is about one sample per minute while it reads.
 
-    ``epoch`` is the epoch of the stream, ``None`` during a snapshot. ``changes`` and ``batches`` count what the run has
-    applied so far. ``purge_hours`` is ``None`` for never. ``unknown`` is the reason if a value is missing.
+    ``epoch`` is the epoch of the stream, ``None`` during a snapshot. ``purge_hours`` is ``None`` for never. ``unknown``
+    is the reason if a value is missing.
     """
 
     __tablename__ = "samples"
@@ -332,8 +303,6 @@ class LagSampleRow(Base):
     lag_seconds: Mapped[float | None]
     lag_bytes: Mapped[int | None]
     purge_hours: Mapped[float | None]
-    changes: Mapped[int] = _counter_column()
-    batches: Mapped[int] = _counter_column()
     unknown: Mapped[str | None] = mapped_column(_LONG_TEXT)
 
 
@@ -359,8 +328,8 @@ class TableStateRow(Base):
     kind: Mapped[str | None]
     reason: Mapped[str | None] = mapped_column(_LONG_TEXT)
     remedy: Mapped[str | None] = mapped_column(_LONG_TEXT)
-    chunks_done: Mapped[int] = _counter_column()
-    chunks_total: Mapped[int] = _counter_column()
+    chunks_done: Mapped[int] = mapped_column(default=0)
+    chunks_total: Mapped[int] = mapped_column(default=0)
     definitions: Mapped[list[Any]]
     files: Mapped[int | None]
     bytes: Mapped[int | None]
@@ -369,9 +338,9 @@ class TableStateRow(Base):
     compactions: Mapped[int | None]
     compacted_at: Mapped[datetime | None]
     compaction_seconds: Mapped[float | None]
-    inserts: Mapped[int] = _counter_column()
-    updates: Mapped[int] = _counter_column()
-    deletes: Mapped[int] = _counter_column()
+    inserts: Mapped[int] = mapped_column(default=0)
+    updates: Mapped[int] = mapped_column(default=0)
+    deletes: Mapped[int] = mapped_column(default=0)
     last_verified_at: Mapped[datetime | None]
     last_verified: Mapped[Any | None] = mapped_column(JsonText)
     updated_at: Mapped[datetime]
@@ -407,4 +376,3 @@ class AssetWindowRow(Base):
     by: Mapped[str] = mapped_column(_LONG_TEXT)
     before: Mapped[Any | None] = mapped_column(JsonText)
     after: Mapped[Any] = mapped_column(JsonText)
-    at: Mapped[datetime]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import exc, select
+from sqlalchemy import select
 
-from airflow_provider_cdc.state.database import Database
+from airflow_provider_cdc.state.database import Database, retry_conflict
 from airflow_provider_cdc.state.models import LagSampleRow, TableStateRow, storable_text, utc_now
 from airflow_provider_cdc.state.pruning import prune_history
 from airflow_provider_cdc.state.values import LastCompaction, TableStatus
@@ -33,47 +32,26 @@ class ObservationRecords(Database):
         lag_seconds: float | None,
         lag_bytes: int | None,
         purge_hours: float | None,
-        changes: int = 0,
-        batches: int = 0,
         unknown: str | None = None,
     ) -> None:
         """Record the current lag of a pipeline, and prune old history (:mod:`~airflow_provider_cdc.state.pruning`).
 
         See :class:`LagSampleRow` for the parameters.
         """
-        values = {"lag_seconds": lag_seconds, "lag_bytes": lag_bytes, "purge_hours": purge_hours}
-        at = utc_now()
+        sample = LagSampleRow(pipeline=pipeline, at=utc_now(), epoch=epoch, unknown=storable_text(unknown))
+        sample.lag_seconds, sample.lag_bytes, sample.purge_hours = lag_seconds, lag_bytes, purge_hours
         with self._write_session() as session:
-            session.merge(
-                LagSampleRow(
-                    pipeline=pipeline,
-                    at=at,
-                    epoch=epoch,
-                    **values,
-                    changes=changes,
-                    batches=batches,
-                    unknown=storable_text(unknown),
-                )
-            )
-            prune_history(session, pipeline, at)
-
-    def samples_since(self, pipeline: str, since: datetime) -> list[LagSampleRow]:
-        """Return the samples since a given time, the oldest first."""
-        query = select(LagSampleRow).where(LagSampleRow.pipeline == pipeline, LagSampleRow.at >= since)
-        with self._read_session() as session:
-            return list(session.scalars(query.order_by(LagSampleRow.at)))
+            session.merge(sample)
+            prune_history(session, pipeline, sample.at)
 
     def last_sample(self, pipeline: str) -> LagSampleRow | None:
         """Return the newest sample, if there is one."""
-        query = select(LagSampleRow).where(LagSampleRow.pipeline == pipeline).order_by(LagSampleRow.at.desc()).limit(1)
-        with self._read_session() as session:
-            return session.scalars(query).first()
+        return self._read_first(select(LagSampleRow).filter_by(pipeline=pipeline).order_by(LagSampleRow.at.desc()))
 
     def table_states(self, pipeline: str) -> list[TableStateRow]:
         """Return the states of all tables, ordered by name."""
-        query = select(TableStateRow).where(TableStateRow.pipeline == pipeline)
-        with self._read_session() as session:
-            return list(session.scalars(query.order_by(TableStateRow.database, TableStateRow.name)))
+        query = select(TableStateRow).filter_by(pipeline=pipeline)
+        return self._read_rows(query.order_by(TableStateRow.database, TableStateRow.name))
 
     def write_table_states(
         self,
@@ -93,15 +71,11 @@ class ObservationRecords(Database):
         :param applied_counts: inserts, updates and deletes applied since the last call, which are added.
         :param delete_others: whether to delete the rows of other tables, because the pipeline has no others.
         """
-        for is_last_try in (False, True):
-            try:
-                self._write_table_states(
-                    pipeline, states, sizes or {}, last_compactions or {}, applied_counts or {}, delete_others
-                )
-                return
-            except exc.IntegrityError:  # another driver was faster with the first row of a table
-                if is_last_try:
-                    raise
+        retry_conflict(
+            lambda: self._write_table_states(
+                pipeline, states, sizes or {}, last_compactions or {}, applied_counts or {}, delete_others
+            )
+        )
 
     def _write_table_states(
         self,

@@ -1,7 +1,7 @@
 """Prune the history of a pipeline in the state database, so that it does not grow with the number of runs.
 
-The start of a run, each sample, and every so many batches remove a limited portion of old rows. So a database that an
-older version let grow shrinks step by step, and no process has to wait for that.
+The start of a run, each sample, and every so many batches remove a limited portion of old rows, so that no process has
+to wait for that.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import and_, delete, func, or_, select
+from sqlalchemy import Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
+from airflow_provider_cdc.state.database import execute_update
 from airflow_provider_cdc.state.models import (
     BatchRow,
     ChunkGroupRow,
@@ -35,8 +36,6 @@ KEPT_RUNS, KEPT_EVENTS = 1000, 10_000
 KEPT_SNAPSHOTS = 2
 #: Maximum number of rows of one kind that are removed at once.
 MAX_DELETED_ROWS = 1000
-#: Columns that are totaled over all runs, including removed ones.
-SUMMED_COLUMNS = ("batches", "changes", "bytes", "seconds")
 
 
 def prune_history(session: Session, pipeline: str, moment: datetime) -> None:
@@ -46,23 +45,16 @@ def prune_history(session: Session, pipeline: str, moment: datetime) -> None:
     """
     prune_batches(session, pipeline)
     _prune_epochs(session, pipeline)
-    _delete_rows(
-        session,
-        EventRow,
-        EventRow.pipeline == pipeline,
-        _older_rows_condition(session, EventRow, pipeline, KEPT_EVENTS, "id"),
-    )
+    _delete_rows(session, EventRow, pipeline, _older_rows_condition(session, EventRow, pipeline, KEPT_EVENTS, "id"))
     until = moment - KEPT_SAMPLES
-    _delete_rows(session, LagSampleRow, LagSampleRow.pipeline == pipeline, LagSampleRow.at < until)
-    _delete_rows(
-        session, ControlRequestRow, ControlRequestRow.pipeline == pipeline, ControlRequestRow.finished_at < until
-    )
+    _delete_rows(session, LagSampleRow, pipeline, LagSampleRow.at < until)
+    _delete_rows(session, ControlRequestRow, pipeline, ControlRequestRow.finished_at < until)
 
 
 def prune_batches(session: Session, pipeline: str) -> None:
     """Remove a portion of the batches that are too old to keep, reading only the index."""
     older = _older_rows_condition(session, BatchRow, pipeline, KEPT_BATCHES, "epoch", "batch_id")
-    _delete_rows(session, BatchRow, BatchRow.pipeline == pipeline, older)
+    _delete_rows(session, BatchRow, pipeline, older)
 
 
 def prune_snapshots(session: Session, pipeline: str, generation: int) -> None:
@@ -71,8 +63,7 @@ def prune_snapshots(session: Session, pipeline: str, generation: int) -> None:
     :param generation: number of the new one.
     """
     for model in (ChunkRow, ChunkGroupRow, PlannedTableRow, SnapshotRow):
-        of_old_snapshots = model.pipeline == pipeline, model.generation <= generation - KEPT_SNAPSHOTS
-        session.execute(delete(model).where(*of_old_snapshots), execution_options={"synchronize_session": False})
+        _delete_rows(session, model, pipeline, model.generation <= generation - KEPT_SNAPSHOTS)
 
 
 def _prune_epochs(session: Session, pipeline: str) -> None:
@@ -80,20 +71,21 @@ def _prune_epochs(session: Session, pipeline: str) -> None:
     older = _older_rows_condition(session, EpochRow, pipeline, KEPT_RUNS, "epoch")
     if older is None:
         return
-    old_epochs = and_(EpochRow.pipeline == pipeline, older)
-    sums = [func.coalesce(func.sum(getattr(EpochRow, name)), 0) for name in SUMMED_COLUMNS]
-    *totals, lag = tuple(session.execute(select(*sums, func.max(EpochRow.lag_max_ms)).where(old_epochs)).one())
-    pipeline_row = session.get_one(PipelineRow, pipeline, with_for_update=True)
-    for name, value in zip(SUMMED_COLUMNS, totals, strict=True):
-        setattr(
-            pipeline_row,
-            f"past_{name}",
-            getattr(pipeline_row, f"past_{name}") + type(getattr(pipeline_row, f"past_{name}"))(value),
-        )
-    pipeline_row.past_lag_max_ms = max(
-        (max_lag for max_lag in (pipeline_row.past_lag_max_ms, lag) if max_lag is not None), default=None
+    batches, changes = session.execute(sum_batches(EpochRow.pipeline == pipeline, older)).one()
+    row = session.get_one(PipelineRow, pipeline, with_for_update=True)
+    row.past_batches += int(batches)
+    row.past_changes += int(changes)
+    _delete_rows(session, EpochRow, pipeline, older)
+
+
+def sum_batches(*runs: Any) -> Select[int, int]:
+    """Select the number of batches and changes of some runs.
+
+    :param runs: conditions that the runs meet.
+    """
+    return select(func.coalesce(func.sum(EpochRow.batches), 0), func.coalesce(func.sum(EpochRow.changes), 0)).where(
+        *runs
     )
-    _delete_rows(session, EpochRow, EpochRow.pipeline == pipeline, older)
 
 
 def _older_rows_condition(session: Session, model: Any, pipeline: str, kept_rows: int, *names: str) -> Any:
@@ -113,6 +105,6 @@ def _older_rows_condition(session: Session, model: Any, pipeline: str, kept_rows
     return or_(*before)
 
 
-def _delete_rows(session: Session, model: Any, of_pipeline: Any, older: Any) -> None:
+def _delete_rows(session: Session, model: Any, pipeline: str, older: Any) -> None:
     if older is not None:
-        session.execute(delete(model).where(of_pipeline, older), execution_options={"synchronize_session": False})
+        execute_update(session, delete(model).where(model.pipeline == pipeline, older))

@@ -25,9 +25,10 @@ from airflow_provider_cdc.state.models import (
     PlannedTableRow,
     SnapshotRow,
     TableStateRow,
-    TimelineRow,
 )
+from airflow_provider_cdc.state.snapshots import IS_SAME_GROUP
 from airflow_provider_cdc.state.state_database import StateDatabase
+from airflow_provider_cdc.state.streams import select_newest_epoch
 
 #: Number of newest batches from which the current rate and lag are computed.
 RECENT_BATCHES = 30
@@ -36,6 +37,13 @@ _SILENT_SECONDS = 60.0
 #: Names of the codes in the result of :meth:`StateDatabaseReader.chunk_state_runs`.
 CHUNK_STATES = ("waiting", "reading", "read", "published", "corrected", "retried", "failed")
 _STATE_CODES = {name: number for number, name in enumerate(CHUNK_STATES)}
+#: Tables of which an overview has the newest row of each pipeline, and the columns that order their rows.
+_NEWEST_ROWS: tuple[tuple[Any, Any], ...] = (
+    (SnapshotRow, SnapshotRow.generation),
+    (EpochRow, EpochRow.epoch),
+    (EventRow, EventRow.id),
+    (LagSampleRow, LagSampleRow.at),
+)
 
 
 class Throughput(NamedTuple):
@@ -67,7 +75,7 @@ class PipelineOverview(NamedTuple):
 
     name: str
     server: str
-    snapshot: tuple[int, str, datetime, datetime | None] | None
+    snapshot: SnapshotRow | None
     tables: int
     chunk_groups: ChunkGroupCounts | None
     newest_epoch: EpochRow | None
@@ -86,14 +94,12 @@ class StateDatabaseReader(StateDatabase):
             pipelines = session.execute(
                 select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)
             ).all()
-            snapshots, tables, groups = (
-                _newest_snapshot_by_pipeline(session),
-                _table_count_by_pipeline(session),
-                _group_counts_by_pipeline(session),
+            snapshots, streams, events, samples = (
+                {row.pipeline: row for row in session.scalars(_select_newest(model, order))}
+                for model, order in _NEWEST_ROWS
             )
-            streams = {row.pipeline: row for row in session.scalars(_select_newest_epochs())}
-            batch_sums, events = _recent_batch_sums(session), _last_event_by_pipeline(session)
-            samples, states = _last_sample_by_pipeline(session), _table_state_counts(session)
+            tables, groups = _table_count_by_pipeline(session), _group_counts_by_pipeline(session)
+            batch_sums, states = _recent_batch_sums(session), _table_state_counts(session)
         return [
             PipelineOverview(
                 name,
@@ -110,47 +116,20 @@ class StateDatabaseReader(StateDatabase):
             for name, server in pipelines
         ]
 
-    def has_pipeline(self, pipeline: str) -> bool:
-        """Return whether the database knows a pipeline."""
-        with self._read_session() as session:
-            return session.get(PipelineRow, pipeline) is not None
-
-    def snapshot_times(self, pipeline: str) -> tuple[int, str, datetime, datetime | None, datetime | None] | None:
-        """Return the newest snapshot: generation, state, and the times of planning, end, and first group."""
-        with self._read_session() as session:
-            row = session.execute(_select_newest_snapshots().where(SnapshotRow.pipeline == pipeline)).first()
-            if row is None:
-                return None
-            of_snapshot = ChunkGroupRow.pipeline == pipeline, ChunkGroupRow.generation == row[1]
-            first_started = session.scalar(select(func.min(ChunkGroupRow.started_at)).where(*of_snapshot))
-        return row[1], row[2], row[3], row[4], first_started
-
     def newest_epochs(self, pipeline: str, n: int) -> list[EpochRow]:
         """Return the ``n`` newest runs of the stream, the newest first."""
-        query = select(EpochRow).where(EpochRow.pipeline == pipeline).order_by(EpochRow.epoch.desc()).limit(n)
-        with self._read_session() as session:
-            return list(session.scalars(query))
+        return self._read_rows(select_newest_epoch(pipeline).limit(n))
 
     def throughput(self, epoch_row: EpochRow) -> Throughput | None:
         """Return the current throughput of one run of a stream."""
         with self._read_session() as session:
             return _throughput_of(epoch_row, _recent_batch_sums(session, epoch_row.pipeline).get(epoch_row.pipeline))
 
-    def newest_timeline_segment(self, pipeline: str) -> TimelineRow | None:
-        """Return the newest segment of the timeline."""
-        query = select(TimelineRow).where(TimelineRow.pipeline == pipeline).order_by(TimelineRow.segment_no.desc())
-        with self._read_session() as session:
-            return session.scalars(query.limit(1)).first()
-
     def table_names(self, pipeline: str, generation: int) -> list[tuple[str, str, int]]:
         """Return the planned tables, ordered by name: database, name, and estimated number of rows."""
-        query = select(PlannedTableRow.database, PlannedTableRow.name, PlannedTableRow.rows_estimate)
-        of_snapshot = PlannedTableRow.pipeline == pipeline, PlannedTableRow.generation == generation
-        with self._read_session() as session:
-            rows_found = session.execute(
-                query.where(*of_snapshot).order_by(PlannedTableRow.database, PlannedTableRow.name)
-            )
-            return [(database, name, int(rows)) for database, name, rows in rows_found]
+        query = select(PlannedTableRow).filter_by(pipeline=pipeline, generation=generation)
+        planned = self._read_rows(query.order_by(PlannedTableRow.database, PlannedTableRow.name))
+        return [(table.database, table.name, table.rows_estimate) for table in planned]
 
     # Chunks
 
@@ -180,14 +159,9 @@ class StateDatabaseReader(StateDatabase):
         where = [ChunkRow.pipeline == pipeline, ChunkRow.generation == generation]
         if groups is not None:
             where.append(ChunkRow.group_no.in_(groups))
-        is_same_group = and_(
-            ChunkGroupRow.pipeline == ChunkRow.pipeline,
-            ChunkGroupRow.generation == ChunkRow.generation,
-            ChunkGroupRow.group_no == ChunkRow.group_no,
-        )
         coded = (
             select(ChunkRow.chunk_no.label("no"), _state_code(lost).label("code"))
-            .join(ChunkGroupRow, is_same_group)
+            .join(ChunkGroupRow, IS_SAME_GROUP)
             .where(*where)
             .subquery()
         )
@@ -201,13 +175,12 @@ class StateDatabaseReader(StateDatabase):
             return [(int(no), int(n), int(code)) for no, n, code in session.execute(query)]
 
     def chunk_with_group(self, pipeline: str, generation: int, chunk_no: int) -> tuple[ChunkRow, ChunkGroupRow] | None:
-        """Return one chunk and its group. The bounds of the chunk are values of rows, so access must be restricted."""
+        """Return one chunk and its group."""
+        same = ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.chunk_no == chunk_no
+        query = select(ChunkRow, ChunkGroupRow).join(ChunkGroupRow, IS_SAME_GROUP).where(*same)
         with self._read_session() as session:
-            chunk = session.get(ChunkRow, (pipeline, generation, chunk_no))
-            if chunk is None:
-                return None
-            group = session.get(ChunkGroupRow, (pipeline, generation, chunk.group_no))
-            return None if group is None else (chunk, group)
+            row = session.execute(query).first()
+            return None if row is None else (row[0], row[1])
 
     # Batches
 
@@ -244,58 +217,46 @@ def _state_code(lost: Collection[int]) -> ColumnElement[int]:
     return case((ChunkRow.state == "done", published), (ChunkRow.state == "read", _STATE_CODES["read"]), else_=waiting)
 
 
-def _select_newest_snapshots() -> Select[Any]:
-    """Select the newest snapshot of each pipeline, without the plan, which is large."""
-    newest = select(SnapshotRow.pipeline, func.max(SnapshotRow.generation).label("generation"))
-    newest_generation = newest.group_by(SnapshotRow.pipeline).subquery()
-    is_newest = and_(
-        SnapshotRow.pipeline == newest_generation.c.pipeline, SnapshotRow.generation == newest_generation.c.generation
-    )
-    columns = [getattr(SnapshotRow, name) for name in ("pipeline", "generation", "state", "created_at", "finished_at")]
-    return select(*columns).join(newest_generation, is_newest)
+def _select_newest(model: Any, order: Any, *columns: Any) -> Select[Any]:
+    """Select the newest row of each pipeline.
+
+    :param model: table with a column ``pipeline``.
+    :param order: column that orders the rows of a pipeline.
+    :param columns: columns to select; by default the whole row.
+    """
+    newest = select(model.pipeline, func.max(order).label("newest")).group_by(model.pipeline).subquery()
+    is_newest = and_(model.pipeline == newest.c.pipeline, order == newest.c.newest)
+    return select(*(columns or [model])).join(newest, is_newest)
 
 
-def _newest_snapshot_by_pipeline(session: Session) -> dict[str, tuple[int, str, datetime, datetime | None]]:
-    return {row[0]: (row[1], row[2], row[3], row[4]) for row in session.execute(_select_newest_snapshots())}
-
-
-def _select_of_newest_snapshot(model: type[PlannedTableRow] | type[ChunkGroupRow], *columns: Any) -> Select[Any]:
-    newest_snapshots = _select_newest_snapshots().subquery()
+def _select_of_newest_snapshot(model: Any, *columns: Any) -> Select[Any]:
+    newest = _select_newest(SnapshotRow, SnapshotRow.generation, SnapshotRow.pipeline, SnapshotRow.generation)
+    newest_snapshots = newest.subquery()
     is_newest = and_(model.pipeline == newest_snapshots.c.pipeline, model.generation == newest_snapshots.c.generation)
-    return select(model.pipeline, *columns).join(newest_snapshots, is_newest).group_by(model.pipeline)
+    return select(model.pipeline, *columns).join(newest_snapshots, is_newest)
 
 
 def _table_count_by_pipeline(session: Session) -> dict[str, int]:
-    return {name: int(n) for name, n in session.execute(_select_of_newest_snapshot(PlannedTableRow, func.count()))}
+    query = _select_of_newest_snapshot(PlannedTableRow, func.count()).group_by(PlannedTableRow.pipeline)
+    return {name: int(n) for name, n in session.execute(query)}
 
 
 def _group_counts_by_pipeline(session: Session) -> dict[str, ChunkGroupCounts]:
     done = func.sum(case((ChunkGroupRow.state.in_(PUBLISHED_STATES), 1), else_=0))
-    newest_snapshots = _select_newest_snapshots().subquery()
-    is_newest = and_(
-        ChunkGroupRow.pipeline == newest_snapshots.c.pipeline, ChunkGroupRow.generation == newest_snapshots.c.generation
-    )
-    columns = [getattr(ChunkGroupRow, name) for name in ("pipeline", *UnfinishedGroup._fields)]
+    columns = [getattr(ChunkGroupRow, name) for name in UnfinishedGroup._fields]
     unfinished: dict[str, list[UnfinishedGroup]] = {}
-    query = select(*columns).join(newest_snapshots, is_newest).where(ChunkGroupRow.state.in_(("running", "rereading")))
-    for name, *values in session.execute(query):
+    query = _select_of_newest_snapshot(ChunkGroupRow, *columns)
+    for name, *values in session.execute(query.where(ChunkGroupRow.state.in_(("running", "rereading")))):
         unfinished.setdefault(name, []).append(UnfinishedGroup(*values))
-    counts = session.execute(_select_of_newest_snapshot(ChunkGroupRow, func.count(), done))
+    query = _select_of_newest_snapshot(ChunkGroupRow, func.count(), done).group_by(ChunkGroupRow.pipeline)
+    counts = session.execute(query)
     return {name: ChunkGroupCounts(int(total), int(n), tuple(unfinished.get(name, ()))) for name, total, n in counts}
-
-
-def _select_newest_epochs() -> Select[Any]:
-    newest_numbers = (
-        select(EpochRow.pipeline, func.max(EpochRow.epoch).label("epoch")).group_by(EpochRow.pipeline).subquery()
-    )
-    return select(EpochRow).join(
-        newest_numbers, and_(EpochRow.pipeline == newest_numbers.c.pipeline, EpochRow.epoch == newest_numbers.c.epoch)
-    )
 
 
 def _recent_batch_sums(session: Session, pipeline: str | None = None) -> dict[str, Any]:
     """Return sums over the newest batches of the newest run of each pipeline."""
-    runs = _select_newest_epochs().where(*([] if pipeline is None else [EpochRow.pipeline == pipeline])).subquery()
+    newest = _select_newest(EpochRow, EpochRow.epoch, EpochRow.pipeline, EpochRow.epoch)
+    runs = (newest if pipeline is None else newest.where(EpochRow.pipeline == pipeline)).subquery()
     last_batch = select(func.max(BatchRow.batch_id)).where(
         BatchRow.pipeline == runs.c.pipeline, BatchRow.epoch == runs.c.epoch
     )
@@ -320,21 +281,6 @@ def _throughput_of(run: EpochRow | None, sums: Any) -> Throughput | None:
         return Throughput(0.0, None if silent > _SILENT_SECONDS else lag)
     seconds = max((max(run.heartbeat_at, last_commit) - first_commit).total_seconds(), 1.0)
     return Throughput(float(changes) / seconds, lag)
-
-
-def _last_event_by_pipeline(session: Session) -> dict[str, EventRow]:
-    newest_ids = select(func.max(EventRow.id)).group_by(EventRow.pipeline)
-    return {row.pipeline: row for row in session.scalars(select(EventRow).where(EventRow.id.in_(newest_ids)))}
-
-
-def _last_sample_by_pipeline(session: Session) -> dict[str, LagSampleRow]:
-    newest_times = (
-        select(LagSampleRow.pipeline, func.max(LagSampleRow.at).label("at")).group_by(LagSampleRow.pipeline).subquery()
-    )
-    newest = select(LagSampleRow).join(
-        newest_times, and_(LagSampleRow.pipeline == newest_times.c.pipeline, LagSampleRow.at == newest_times.c.at)
-    )
-    return {row.pipeline: row for row in session.scalars(newest)}
 
 
 def _table_state_counts(session: Session) -> dict[str, dict[str, int]]:

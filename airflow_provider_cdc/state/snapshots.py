@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Table, and_, bindparam, case, exc, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Table, Update, and_, bindparam, case, exc, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.model.errors import NotReadyError
@@ -29,6 +29,12 @@ _NUMBERS_PER_QUERY = 500
 #: and ``seconds`` is the time that the read took.
 ChunkResult = tuple[int, int, Any, Any, int, int, int, float]
 _RESULT_COLUMNS = ("chunk_no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
+#: Joins chunks with their groups.
+IS_SAME_GROUP = and_(
+    ChunkGroupRow.pipeline == ChunkRow.pipeline,
+    ChunkGroupRow.generation == ChunkRow.generation,
+    ChunkGroupRow.group_no == ChunkRow.group_no,
+)
 
 
 class SnapshotRecords(Database):
@@ -40,7 +46,6 @@ class SnapshotRecords(Database):
         self,
         pipeline: str,
         generation: int,
-        plan: Mapping[str, Any],
         tables: Iterable[Mapping[str, Any]],
         groups: Iterable[Mapping[str, Any]],
         chunks: Iterable[Mapping[str, Any]],
@@ -49,11 +54,9 @@ class SnapshotRecords(Database):
 
         :param pipeline: name of the pipeline.
         :param generation: number of the snapshot.
-        :param plan: everything else that is decided once; JSON.
-        :param tables: ``database``, ``name``, ``schema`` (JSON), ``fingerprint``, ``rows_estimate``.
+        :param tables: ``database``, ``name``, ``rows_estimate``.
         :param groups: ``group_no``, ``tables`` (list of ``[database, table]``).
-        :param chunks: ``chunk_no`` (unique in the generation), ``group_no``, ``database``, ``table_name``, ``lower``,
-            ``upper`` (JSON; ``None`` for no bound).
+        :param chunks: ``chunk_no`` (unique in the generation), ``group_no``, ``database``, ``table_name``.
         :return: whether this call wrote the plan.
         """
         common: dict[str, Any] = {"pipeline": pipeline, "generation": generation}
@@ -67,7 +70,7 @@ class SnapshotRecords(Database):
             with self._write_session() as session:
                 if session.get(SnapshotRow, (pipeline, generation)) is not None:
                     return False
-                session.add(SnapshotRow(**common, state="running", plan=dict(plan), created_at=utc_now()))
+                session.add(SnapshotRow(**common, state="running", created_at=utc_now()))
                 session.flush()
                 for model, rows in ((PlannedTableRow, table_rows), (ChunkGroupRow, group_rows), (ChunkRow, chunk_rows)):
                     for start in range(0, len(rows), _ROWS_PER_INSERT):
@@ -77,41 +80,19 @@ class SnapshotRecords(Database):
                 prune_snapshots(session, pipeline, generation)
                 return True
         except exc.IntegrityError:
-            if self.plan(pipeline, generation) is None:
+            if self.snapshot(pipeline, generation) is None:
                 raise  # not a race: the rows themselves conflict
             return False
 
     def snapshot(self, pipeline: str, generation: int | None = None) -> SnapshotRow | None:
         """Return a snapshot, by default the newest; ``None`` if there is none."""
-        query = select(SnapshotRow).where(SnapshotRow.pipeline == pipeline).order_by(SnapshotRow.generation.desc())
-        if generation is not None:
-            query = query.where(SnapshotRow.generation == generation)
-        with self._read_session() as session:
-            return session.scalars(query.limit(1)).first()
-
-    def plan(self, pipeline: str, generation: int) -> dict[str, Any] | None:
-        """Return the plan as it was written, or ``None``."""
-        row = self.snapshot(pipeline, generation)
-        return row.plan if row else None
-
-    def tables(self, pipeline: str, generation: int) -> list[PlannedTableRow]:
-        """Return the planned tables, ordered by name."""
-        return self._planned_rows(PlannedTableRow, pipeline, generation, PlannedTableRow.database, PlannedTableRow.name)
+        query = select(SnapshotRow).filter_by(pipeline=pipeline).order_by(SnapshotRow.generation.desc())
+        return self._read_first(query if generation is None else query.filter_by(generation=generation))
 
     def groups(self, pipeline: str, generation: int) -> list[ChunkGroupRow]:
         """Return the chunk groups, ordered by number."""
-        return self._planned_rows(ChunkGroupRow, pipeline, generation, ChunkGroupRow.group_no)
-
-    def chunks(self, pipeline: str, generation: int, group_no: int) -> list[ChunkRow]:
-        """Return the chunks of a group, ordered by number."""
-        query = select(ChunkRow).where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
-        with self._read_session() as session:
-            return list(session.scalars(query.where(ChunkRow.group_no == group_no).order_by(ChunkRow.chunk_no)))
-
-    def _planned_rows(self, model: type[Any], pipeline: str, generation: int, *order: Any) -> list[Any]:
-        query = select(model).where(model.pipeline == pipeline, model.generation == generation).order_by(*order)
-        with self._read_session() as session:
-            return list(session.scalars(query))
+        query = select(ChunkGroupRow).filter_by(pipeline=pipeline, generation=generation)
+        return self._read_rows(query.order_by(ChunkGroupRow.group_no))
 
     # The snapshot's work
 
@@ -158,9 +139,7 @@ class SnapshotRecords(Database):
             ):
                 return 0
             # The update compares again: in databases other than SQLite, two processes can get here.
-            claim = _update_group(pipeline, generation, group_no).where(
-                ChunkGroupRow.state == row.state, ChunkGroupRow.attempt == row.attempt
-            )
+            claim = _update_claimed_group(pipeline, generation, group_no, row.attempt).filter_by(state=row.state)
             attempt = max(row.attempt, newest_in_sink) + 1
             values = {"state": state or "running", "attempt": attempt, "started_at": utc_now()}
             values |= {"holder": holder, "heartbeat_at": utc_now() if holder else None}
@@ -171,94 +150,62 @@ class SnapshotRecords(Database):
 
         :return: ``False`` if a newer attempt has taken over. The loss of the state database does not stop an attempt.
         """
+        heartbeat = _update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=utc_now())
         with self._write_session() as session:
-            if execute_update(
-                session, _update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=utc_now())
-            ):
+            if execute_update(session, heartbeat):
                 return True
             row = session.get(ChunkGroupRow, (pipeline, generation, group_no))
             return row is None or row.attempt <= attempt
 
     def release_group(self, pipeline: str, generation: int, group_no: int, attempt: int) -> None:
         """Record that an attempt is no longer being read, so that the next process need not wait for it."""
-        with self._write_session() as session:
-            execute_update(
-                session, _update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=None)
-            )
+        self._update(_update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=None))
 
-    def finish_group(
-        self,
-        pipeline: str,
-        generation: int,
-        group_no: int,
-        attempt: int,
-        rows: int,
-        min_lw: Any,
-        max_hw: Any,
-    ) -> bool:
+    def finish_group(self, pipeline: str, generation: int, group_no: int, attempt: int, rows: int) -> bool:
         """Mark a group as done.
 
         :param attempt: number of the attempt that read it.
         :param rows: rows that the attempt read.
-        :param min_lw: lowest low watermark of its chunks; JSON.
-        :param max_hw: highest high watermark of its chunks; JSON.
         :return: ``False`` if a newer attempt holds the group; then nothing changes.
         """
-        values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw}
-        values |= {"finished_at": utc_now(), "heartbeat_at": None}
-        with self._write_session() as session:
-            return execute_update(
-                session, _update_claimed_group(pipeline, generation, group_no, attempt).values(values)
-            )
+        values = {"state": "done", "rows": rows, "finished_at": utc_now(), "heartbeat_at": None}
+        return self._update(_update_claimed_group(pipeline, generation, group_no, attempt).values(values))
 
     def mark_groups_taken_over(self, pipeline: str, generation: int, numbers: Iterable[int]) -> None:
         """Mark groups that have nothing left to read, because their tables no longer come from the snapshot."""
-        query = update(ChunkGroupRow).where(ChunkGroupRow.pipeline == pipeline, ChunkGroupRow.generation == generation)
+        unmarked = update(ChunkGroupRow).filter_by(pipeline=pipeline, generation=generation)
+        unmarked = unmarked.where(ChunkGroupRow.state != TAKEN_OVER)
         listed = sorted(numbers)
         with self._write_session() as session:
             for start in range(0, len(listed), _NUMBERS_PER_QUERY):
                 in_bulk = ChunkGroupRow.group_no.in_(listed[start : start + _NUMBERS_PER_QUERY])
-                statement = query.where(in_bulk, ChunkGroupRow.state != TAKEN_OVER)
-                execute_update(session, statement.values(state=TAKEN_OVER, heartbeat_at=None))
+                execute_update(session, unmarked.where(in_bulk).values(state=TAKEN_OVER, heartbeat_at=None))
 
     def record_group_request_counts(
         self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]
     ) -> None:
         """Record the object-store request counts of reading and publishing a group."""
-        with self._write_session() as session:
-            execute_update(session, _update_group(pipeline, generation, group_no).values(traffic=traffic))
+        self._update(_update_group(pipeline, generation, group_no).values(traffic=traffic))
 
     def record_published_group(
-        self,
-        pipeline: str,
-        generation: int,
-        group_no: int,
-        expected_attempt: int,
-        attempt: int,
-        rows: int,
-        min_lw: Any,
-        max_hw: Any,
+        self, pipeline: str, generation: int, group_no: int, expected_attempt: int, attempt: int, rows: int
     ) -> bool:
         """Record what the sink has of a published group, without a claim, so that a process reading it continues.
 
-        A group that is being re-snapshotted keeps that state. See :meth:`finish_group` for the other parameters.
+        A group that is being re-snapshotted keeps that state.
 
         :param expected_attempt: attempt number that the caller has read; nothing changes if it has changed since.
         :param attempt: the published attempt.
+        :param rows: rows that it read.
         :return: whether the group was updated.
         """
-        values: dict[str, Any] = {
-            "rows": rows,
-            "min_lw": min_lw,
-            "max_hw": max_hw,
-            "attempt": max(expected_attempt, attempt),
-        }
-        done_values = {"state": "done", "finished_at": func.coalesce(ChunkGroupRow.finished_at, utc_now())}
         group = _update_claimed_group(pipeline, generation, group_no, expected_attempt)
+        group = group.values(rows=rows, attempt=max(expected_attempt, attempt))
+        finished_at = func.coalesce(ChunkGroupRow.finished_at, utc_now())
         with self._write_session() as session:
-            return execute_update(
-                session, group.where(ChunkGroupRow.state == "rereading").values(values)
-            ) or execute_update(session, group.where(ChunkGroupRow.state != "rereading").values(values | done_values))
+            return execute_update(session, group.where(ChunkGroupRow.state == "rereading")) or execute_update(
+                session, group.where(ChunkGroupRow.state != "rereading").values(state="done", finished_at=finished_at)
+            )
 
     def record_read_chunks(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
         """Record chunks that are in finished files but not published yet.
@@ -281,9 +228,10 @@ class SnapshotRecords(Database):
     def reset_unpublished_chunks(self, pipeline: str, generation: int, group_no: int) -> None:
         """Reset the chunks of a group that were read but not published. The caller then records those to be reused."""
         empty = dict.fromkeys(_RESULT_COLUMNS[2:]) | {"state": "pending", "attempt": 0}
-        of_group = (ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.group_no == group_no)
-        with self._write_session() as session:
-            execute_update(session, update(ChunkRow).where(*of_group, ChunkRow.state == "read").values(empty))
+        unpublished = update(ChunkRow).filter_by(
+            pipeline=pipeline, generation=generation, group_no=group_no, state="read"
+        )
+        self._update(unpublished.values(empty))
 
     def _write_chunks(
         self, pipeline: str, generation: int, state: str, may_write: ColumnElement[bool], results: Iterable[ChunkResult]
@@ -308,11 +256,8 @@ class SnapshotRecords(Database):
 
         :return: whether the snapshot is done.
         """
-        unfinished = select(ChunkGroupRow.group_no).where(
-            ChunkGroupRow.pipeline == pipeline,
-            ChunkGroupRow.generation == generation,
-            ChunkGroupRow.state.not_in(PUBLISHED_STATES),
-        )
+        groups = select(ChunkGroupRow.group_no).filter_by(pipeline=pipeline, generation=generation)
+        unfinished = groups.where(ChunkGroupRow.state.not_in(PUBLISHED_STATES))
         with self._write_session() as session:
             row = session.get(SnapshotRow, (pipeline, generation))
             if row is None or session.scalars(unfinished.limit(1)).first() is not None:
@@ -355,12 +300,7 @@ class SnapshotRecords(Database):
                 func.sum(case((by_newest_attempt, 1), else_=0)),
                 func.coalesce(func.sum(case((by_newest_attempt, ChunkRow.rows), else_=0)), 0),
             )
-            .join(
-                ChunkGroupRow,
-                (ChunkGroupRow.pipeline == ChunkRow.pipeline)
-                & (ChunkGroupRow.generation == ChunkRow.generation)
-                & (ChunkGroupRow.group_no == ChunkRow.group_no),
-            )
+            .join(ChunkGroupRow, IS_SAME_GROUP)
             .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
             .group_by(ChunkRow.group_no)
             .order_by(ChunkRow.group_no)
@@ -377,11 +317,9 @@ def _planned_group(session: Session, pipeline: str, generation: int, group_no: i
     return row
 
 
-def _update_claimed_group(pipeline: str, generation: int, group_no: int, attempt: int) -> Any:
-    return _update_group(pipeline, generation, group_no).where(ChunkGroupRow.attempt == attempt)
+def _update_claimed_group(pipeline: str, generation: int, group_no: int, attempt: int) -> Update:
+    return _update_group(pipeline, generation, group_no).filter_by(attempt=attempt)
 
 
-def _update_group(pipeline: str, generation: int, group_no: int) -> Any:
-    return update(ChunkGroupRow).where(
-        ChunkGroupRow.pipeline == pipeline, ChunkGroupRow.generation == generation, ChunkGroupRow.group_no == group_no
-    )
+def _update_group(pipeline: str, generation: int, group_no: int) -> Update:
+    return update(ChunkGroupRow).filter_by(pipeline=pipeline, generation=generation, group_no=group_no)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import Select, Update, and_, select, update
+from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.supervision import is_superseded_by
 from airflow_provider_cdc.state.database import Database, execute_update
 from airflow_provider_cdc.state.models import BatchRow, ControlRequestRow, EpochRow, PipelineRow, storable_text, utc_now
-from airflow_provider_cdc.state.pruning import SUMMED_COLUMNS, prune_batches, prune_history
-from airflow_provider_cdc.state.values import BatchTotals, EpochTotals, HeartbeatReply
+from airflow_provider_cdc.state.pruning import prune_batches, prune_history, sum_batches
+from airflow_provider_cdc.state.values import BatchTotals, HeartbeatReply
 
 #: Number of batches of a run after which old batches are pruned.
 _PRUNE_EVERY = 100
@@ -51,19 +52,17 @@ class StreamRecords(Database):
         :raises NotReadyError: if the pipeline is not registered.
         """
         with self._write_session() as session:
-            row = session.get(PipelineRow, pipeline, with_for_update=True)
-            if row is None:
-                raise NotReadyError(
-                    f"pipeline {pipeline} is not in the state database", "Run `airflow-cdc snapshot` first"
-                )
-            newest: EpochRow | None = session.scalars(select_newest_epoch(pipeline)).first()
+            row = lock_pipeline(session, pipeline)
+            newest = session.scalars(select_newest_epoch(pipeline)).first()
             refuse_if_alive(newest)
-            paused = {} if newest is None or newest.paused_by is None else paused_columns(newest.paused_by)
             row.epoch = epoch = max(row.epoch, newest_in_sink) + 1
-            older = update(EpochRow).where(EpochRow.pipeline == pipeline, EpochRow.state == "running")
+            older = update(EpochRow).filter_by(pipeline=pipeline, state="running")
             error = f"epoch {epoch} has taken over"
             execute_update(session, older.values(state="failed", desired_state="stop", error=error))
-            session.add(_new_epoch_row(pipeline, epoch, host, pid, pid_started, {**(details or {}), **paused}))
+            run = _new_epoch_row(pipeline, epoch, host, pid, pid_started, details or {})
+            if newest is not None and newest.paused_by is not None:
+                run.desired_state, run.paused_by = "pause", newest.paused_by
+            session.add(run)
             session.flush()
             prune_history(session, pipeline, utc_now())
             return epoch
@@ -87,11 +86,10 @@ class StreamRecords(Database):
         unfinished_requests = and_(
             ControlRequestRow.pipeline == EpochRow.pipeline, ControlRequestRow.state.in_(_UNFINISHED_STATES)
         )
-        is_this_epoch = EpochRow.pipeline == pipeline, EpochRow.epoch == epoch
         query = (
             select(EpochRow, ControlRequestRow)
             .outerjoin(ControlRequestRow, unfinished_requests)
-            .where(*is_this_epoch)
+            .where(EpochRow.pipeline == pipeline, EpochRow.epoch == epoch)
             .order_by(ControlRequestRow.id)
         )
         values = {key: utc_now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
@@ -110,14 +108,12 @@ class StreamRecords(Database):
         :return: the newest run, or ``None``.
         """
         with self._write_session() as session:
-            row = session.scalars(
-                select_newest_epoch(pipeline).with_for_update()
-            ).first()  # no other try between read and write
+            # Locked, so that no other try comes between read and write.
+            row = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
             if row is not None and is_superseded_by(supervisor, row.supervisor):
-                supervisor = row.supervisor
-            execute_update(
-                session, _update_epoch(pipeline, epoch).values(supervisor=supervisor, supervised_at=utc_now())
-            )
+                supervisor = row.supervisor or supervisor
+            values = {"supervisor": supervisor, "supervised_at": utc_now()}
+            execute_update(session, _update_epoch(pipeline, epoch).values(values))
             return session.scalars(select_newest_epoch(pipeline).execution_options(populate_existing=True)).first()
 
     def probe_newest_epoch(self, pipeline: str) -> EpochRow | None:
@@ -140,9 +136,8 @@ class StreamRecords(Database):
         :return: the epoch that was asked, or ``None`` if no stream, or another epoch, is running.
         """
         with self._write_session() as session:
-            row: EpochRow | None = session.scalars(
-                select_newest_epoch(pipeline).where(EpochRow.state == "running").with_for_update()
-            ).first()
+            running = select_newest_epoch(pipeline).filter_by(state="running").with_for_update()
+            row = session.scalars(running).first()
             if row is None or epoch not in (None, row.epoch):
                 return None
             if row.desired_state != "stop" or by is None:
@@ -177,25 +172,18 @@ class StreamRecords(Database):
         :param error_kind: class of the error.
         :param request_counts: object-store request counts of the run, if it uses an object store.
         """
-        with self._write_session() as session:
-            kind = error_kind and error_kind[:32]  # may be any library's class
-            values = {"traffic": request_counts} if request_counts is not None else {}
-            execute_update(
-                session,
-                _update_epoch(pipeline, epoch).values(
-                    state=state, error=storable_text(error), error_kind=kind, **values
-                ),
-            )
+        kind = error_kind and error_kind[:32]  # may be any library's class
+        values: dict[str, Any] = {"state": state, "error": storable_text(error), "error_kind": kind}
+        values |= {"traffic": request_counts} if request_counts is not None else {}
+        self._update(_update_epoch(pipeline, epoch).values(values))
 
     def newest_epoch(self, pipeline: str) -> EpochRow | None:
         """Return the newest run in any state, or ``None``."""
-        with self._read_session() as session:
-            return session.scalars(select_newest_epoch(pipeline)).first()
+        return self._read_first(select_newest_epoch(pipeline))
 
     def epoch_row(self, pipeline: str, epoch: int) -> EpochRow | None:
         """Return one run in any state, or ``None`` if the state database does not have it."""
-        with self._read_session() as session:
-            return session.get(EpochRow, (pipeline, epoch))
+        return self._read_row(EpochRow, pipeline, epoch)
 
     def record_batch(
         self,
@@ -225,62 +213,64 @@ class StreamRecords(Database):
         :param index_bytes_used: bytes that the key index uses now, in memory and on disk.
         :param request_counts: object-store request counts of the batch, and of the run so far.
         """
-        sums = {"changes": changes, "bytes": bytes, "seconds": seconds}
-        lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
-        key = pipeline, epoch, batch_id
+        traffic, epoch_traffic = request_counts or (None, None)
         with self._write_session() as session:
-            before, run = session.get(BatchRow, key), session.get(EpochRow, key[:2])
+            before, run = session.get(BatchRow, (pipeline, epoch, batch_id)), session.get(EpochRow, (pipeline, epoch))
             if run is not None:
                 run.batches += before is None
-                for name, value in sums.items():
-                    setattr(run, name, getattr(run, name) + value - (getattr(before, name) if before else 0))
-                run.lag_max_ms = max((lag for lag in (run.lag_max_ms, lag_max_ms) if lag is not None), default=None)
+                run.changes += changes - (before.changes if before else 0)
+                run.bytes += bytes - (before.bytes if before else 0)
                 run.start_offset = start_offset if run.start_offset is None else run.start_offset
-                run.end_offset = end_offset
+                run.end_offset, run.traffic = end_offset, epoch_traffic
                 run.index_bytes, run.index_disk_bytes = index_bytes_used or (None, None)
-                run.traffic = request_counts[1] if request_counts else None
-            row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, committed_at=utc_now(), **sums, **lags)
-            row.start_offset, row.end_offset = start_offset, end_offset
-            row.traffic = request_counts[0] if request_counts else None
-            session.merge(row)
+            session.merge(
+                BatchRow(
+                    pipeline=pipeline,
+                    epoch=epoch,
+                    batch_id=batch_id,
+                    start_offset=start_offset,
+                    end_offset=end_offset,
+                    changes=changes,
+                    bytes=bytes,
+                    seconds=seconds,
+                    lag_p50_ms=lag_p50_ms,
+                    lag_p95_ms=lag_p95_ms,
+                    lag_max_ms=lag_max_ms,
+                    committed_at=utc_now(),
+                    traffic=traffic,
+                )
+            )
         if batch_id % _PRUNE_EVERY == 0:
             with self._write_session() as session:
                 prune_batches(session, pipeline)
 
     def last_batches(self, pipeline: str, limit: int) -> list[BatchRow]:
         """Return the last ``limit`` batches, the newest first. Older ones are pruned."""
-        newest = select(BatchRow).where(BatchRow.pipeline == pipeline)
-        with self._read_session() as session:
-            return list(session.scalars(newest.order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc()).limit(limit)))
+        newest = select(BatchRow).filter_by(pipeline=pipeline)
+        return self._read_rows(newest.order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc()).limit(limit))
 
     def batch_totals(self, pipeline: str) -> BatchTotals:
         """Return totals over all batches, including removed ones."""
-        sums = [func.coalesce(func.sum(getattr(EpochRow, name)), 0) for name in SUMMED_COLUMNS]
-        query = select(*sums, func.max(EpochRow.lag_max_ms)).where(EpochRow.pipeline == pipeline)
-        past = [getattr(PipelineRow, f"past_{name}") for name in (*SUMMED_COLUMNS, "lag_max_ms")]
+        recent = sum_batches(EpochRow.pipeline == pipeline)
+        removed = select(PipelineRow.past_batches, PipelineRow.past_changes).where(PipelineRow.name == pipeline)
         with self._read_session() as session:
-            remaining = tuple(session.execute(query).one())
-            removed = session.execute(select(*past).where(PipelineRow.name == pipeline)).first() or (0, 0, 0, 0, None)
-        batches, changes, size, seconds = (a + b for a, b in zip(remaining[:-1], removed[:-1], strict=True))
-        lag = max((max_lag for max_lag in (remaining[-1], removed[-1]) if max_lag is not None), default=None)
-        return BatchTotals(int(batches), int(changes), int(size), float(seconds), lag)
-
-    def epoch_totals(self, pipeline: str, epoch: int) -> EpochTotals:
-        """Return totals of what one run of the stream has applied."""
-        with self._read_session() as session:
-            run = session.get(EpochRow, (pipeline, epoch))
-            if run is None:
-                return EpochTotals(0, 0, None, None)
-            return EpochTotals(run.batches, run.changes, run.start_offset, run.end_offset)
+            totals = [*session.execute(recent), *session.execute(removed)]
+        return BatchTotals(*(sum(int(total[i]) for total in totals) for i in range(2)))
 
 
-def paused_columns(name: str) -> dict[str, str | None]:
-    """Return the column values of a stream that a user has paused."""
-    return {"desired_state": "pause", "paused_by": name}
+def lock_pipeline(session: Session, pipeline: str) -> PipelineRow:
+    """Return the row of a pipeline, locked until the transaction ends.
+
+    :raises NotReadyError: if the pipeline is not registered.
+    """
+    row = session.get(PipelineRow, pipeline, with_for_update=True)
+    if row is None:
+        raise NotReadyError(f"pipeline {pipeline} is not in the state database", "Run `airflow-cdc snapshot` first")
+    return row
 
 
-def _update_epoch(pipeline: str, epoch: int) -> Any:
-    return update(EpochRow).where(EpochRow.pipeline == pipeline, EpochRow.epoch == epoch)
+def _update_epoch(pipeline: str, epoch: int) -> Update:
+    return update(EpochRow).filter_by(pipeline=pipeline, epoch=epoch)
 
 
 def _new_epoch_row(
@@ -291,6 +281,6 @@ def _new_epoch_row(
     return run
 
 
-def select_newest_epoch(pipeline: str) -> Any:
+def select_newest_epoch(pipeline: str) -> Select[EpochRow]:
     """Select the newest run of a pipeline's stream."""
-    return select(EpochRow).where(EpochRow.pipeline == pipeline).order_by(EpochRow.epoch.desc()).limit(1)
+    return select(EpochRow).filter_by(pipeline=pipeline).order_by(EpochRow.epoch.desc()).limit(1)

@@ -9,21 +9,6 @@ from typing import Any, NamedTuple
 from airflow_provider_cdc.state.models import ControlRequestRow, EpochRow
 
 
-class TimelineSegment(NamedTuple):
-    """A segment of the timeline: binlogs of one server.
-
-    :param server: identity of the server.
-    :param start_file: first binlog file.
-    :param start_position: first position in it.
-    :param base_ordinal: ordinal of that file in the timeline.
-    """
-
-    server: str
-    start_file: str
-    start_position: int
-    base_ordinal: int
-
-
 class HeartbeatReply(NamedTuple):
     """Reply to the heartbeat of a run of the stream: its row, and the unfinished control requests, the oldest first."""
 
@@ -98,20 +83,8 @@ class GroupProgress(NamedTuple):
     fresh_rows: int
 
 
-class EpochTotals(NamedTuple):
-    """Totals over all batches of one run of a stream, and the offsets (JSON) where they begin and end."""
-
-    batches: int
-    changes: int
-    start: Any | None
-    end: Any | None
-
-
 class BatchTotals(NamedTuple):
     """Totals over all batches of a pipeline."""
 
     batches: int
     changes: int
-    bytes: int
-    seconds: float
-    lag_max_ms: float | None

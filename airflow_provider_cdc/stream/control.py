@@ -7,7 +7,7 @@ import os
 import time
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.resnapshot.whole_table import find_table_index
+from airflow_provider_cdc.resnapshot.read import find_table_index
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.state.control_requests import RESNAPSHOT
@@ -59,7 +59,6 @@ def request_and_wait(context: RunContext, store: StateDatabase, kind: str, table
             warn_at = float("inf")
             context.reporter.line(
                 f"request {request_id}: epoch {run.epoch} of the stream has not picked it up yet. It is busy with a "
-                "batch, or runs an older version that does not handle requests. The next epoch will handle it, so you "
-                "can stop waiting (Ctrl-C)"
+                "batch. If it ends before that, the next epoch will handle it, so you can stop waiting (Ctrl-C)"
             )
         time.sleep(_POLL_SECONDS)

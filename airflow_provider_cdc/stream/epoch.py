@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from airflow_provider_cdc.apply.applier import AppliedBatch, Applier
 from airflow_provider_cdc.apply.follow_ddl import follow_ddl
 from airflow_provider_cdc.apply.task import StreamJob
@@ -21,15 +19,19 @@ from airflow_provider_cdc.model.errors import CdcError, NotReadyError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.staged_read import GROUP, TABLE, StagedRead, order_for_publishing
+from airflow_provider_cdc.model.staged_read import TABLE, StagedRead, order_for_publishing
 from airflow_provider_cdc.observe.observer import DriverView, Observer
 from airflow_provider_cdc.observe.table_state import PipelineState
 from airflow_provider_cdc.resnapshot.dropped_tables import empty_copy
-from airflow_provider_cdc.resnapshot.membership import add_table, list_addable_tables, plan_removals
-from airflow_provider_cdc.resnapshot.overwrite import overwrite_if_due
-from airflow_provider_cdc.resnapshot.reload_tables import apply_reload_request
-from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_request_files
-from airflow_provider_cdc.resnapshot.staged_reads import is_due, publish_group
+from airflow_provider_cdc.resnapshot.membership import (
+    add_table,
+    apply_reload_request,
+    list_addable_tables,
+    plan_removals,
+)
+from airflow_provider_cdc.resnapshot.publish import ReadPublisher
+from airflow_provider_cdc.resnapshot.read import find_table_index
+from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, list_request_files, whole_tables
 from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_amendments, remove_superseded_reads
 from airflow_provider_cdc.resnapshot.suspension import (
     list_requested_suspensions,
@@ -38,12 +40,12 @@ from airflow_provider_cdc.resnapshot.suspension import (
     suspend_table,
     table_to_suspend,
 )
-from airflow_provider_cdc.resnapshot.whole_table import find_table_index
 from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, format_counts
-from airflow_provider_cdc.snapshot.run import record_taken_over
+from airflow_provider_cdc.snapshot.run import record_superseded_groups
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
 from airflow_provider_cdc.state.control_requests import SUSPEND
 from airflow_provider_cdc.stream.prefetch import PrefetchWorker
@@ -97,7 +99,6 @@ class Epoch:
     is_idle: Callable[[], bool] = lambda: False
     release_source: Callable[[], None] = lambda: None
     lease_seconds: float | None = None
-    changes: int = 0
     is_running: bool = True
     pending_tables: set[int] = field(default_factory=set)
     ended_cleanly: bool = False
@@ -108,15 +109,15 @@ class Epoch:
 
     def __post_init__(self) -> None:
         """Create the observer."""
-        self.observer = Observer(
-            self.context, self.store, self.driver_view, self.maintenance.take_sizes, self.maintenance.take_compactions
-        )
+        self.observer = Observer(self.context, self.store, self.driver_view)
+        self.maintenance.on_measured = self.observer.add_size
+        self.maintenance.on_compacted = self.observer.add_compaction
 
     def driver_view(self) -> DriverView:
         """Return the current state, for the observer."""
         offset = self.applier.offset
-        state = PipelineState({}, True, self.is_running, str(offset.at), None, self.pending_tables, ())
-        return DriverView(self.plan, offset, self.applier.timeline, state, self.number, self.batches, self.changes)
+        state = PipelineState(self.plan, {}, True, self.is_running, str(offset.at), self.pending_tables)
+        return DriverView(state, offset, self.applier.timeline, self.number)
 
     def apply_batch(self, manifest: dict[str, Any]) -> AppliedBatch:
         """Apply a batch and record it in the state database."""
@@ -126,7 +127,7 @@ class Epoch:
         requests.add(manifest["asked"])
         start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
         size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the state database must not stop the stream
+        with tolerate_outage():  # an outage of the state database must not stop the stream
             self.store.record_batch(
                 self.plan.pipeline,
                 self.number,
@@ -145,7 +146,6 @@ class Epoch:
                 else None,
             )
         self.batches += 1
-        self.changes += applied.changes
         self.observer.add_applied(applied.operations)
         self.before_ddl = end.before_ddl
         if applied.changes:
@@ -299,17 +299,11 @@ class Epoch:
             if self.context.layout.reload_request(self.plan.generation) in names and not self.before_ddl:
                 self._reload_tables()
             pending = list_pending_reads(self.context, self.plan, names)
-            self.pending_tables = {
-                staged_read.table
-                for staged_read in pending
-                if staged_read.scope == TABLE and staged_read.table is not None
-            }
+            self.pending_tables = whole_tables(pending)
             self.has_pending_tables = bool(self.pending_tables)
-            for staged in order_for_publishing(pending, lambda staged_read: is_due(staged_read, self.applier)):
-                if staged.scope == GROUP:
-                    publish_group(self.context, self.store, self.plan, self.applier, self.job, staged)
-                else:
-                    self._overwrite(staged)
+            at, timeline = self.applier.offset.at, self.applier.timeline
+            for staged in order_for_publishing(pending, lambda read: read.is_due(self.plan, at, timeline)):
+                self._publish(staged)
 
     def _reload_tables(self) -> None:
         """Reload the list of tables: suspend tables that were removed, and add new ones."""
@@ -345,10 +339,10 @@ class Epoch:
                 self.maintenance.mark_emptied(index)
         self.resnapshot_worker.on_table_done(index)
 
-    def _overwrite(self, staged: StagedRead) -> None:
-        """Overwrite a table or key ranges with a staged read, if it is due; a table that rejoins gets a new section."""
-        result = overwrite_if_due(self.context, self.store, self.plan, self.applier, self.job, staged)
-        index = staged.table
+    def _publish(self, staged: StagedRead) -> None:
+        """Publish or drop a staged read, if it is due; a table that rejoins gets a new section."""
+        publisher = ReadPublisher(self.context, self.store, self.plan, self.applier, self.job, staged)
+        result, index = publisher.publish_if_due(), staged.table
         if result is None or index is None:
             return
         if result.plan is not self.plan:
@@ -358,8 +352,8 @@ class Epoch:
             if (new_coverage := read_coverage(self.context, self.plan, self.applier.tables)) is not None:
                 self.applier.set_coverage(new_coverage)
             self.needs_new_section = True
-            with suppress(CdcError, SQLAlchemyError):  # only for display; the next start does it as well
-                record_taken_over(self.store, self.plan)
+            with tolerate_outage():  # only for display; the next start does it as well
+                record_superseded_groups(self.store, self.plan)
         if staged.scope == TABLE:
             self.pending_tables.discard(index)
             # Another process may have read it. The worker must know whether the table is still suspended.

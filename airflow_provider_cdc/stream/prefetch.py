@@ -5,16 +5,15 @@ This is only an optimization: a batch reads whatever it needs that has not been 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.runtime.background import BackgroundLoop
 from airflow_provider_cdc.sinks.protocol import Prefetchable, SinkTable
-from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 
 
-class PrefetchWorker:
-    """Prefetches for one table after another, in its own thread. A context manager, which ends the thread.
+class PrefetchWorker(BackgroundLoop):
+    """Prefetches for one table after another.
 
     :param tables: the tables that the stream starts with.
     :param budget: bytes of memory, for all tables together, for files that no change has touched yet.
@@ -22,19 +21,11 @@ class PrefetchWorker:
     """
 
     def __init__(self, tables: Sequence[SinkTable], budget: int, log_line: Callable[[str], None]) -> None:
+        super().__init__("prefetch", 0)
         self._prefetches = [(table.name, table.prefetcher()) for table in tables if isinstance(table, Prefetchable)]
         self._budget, self._log_line = budget, log_line
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=with_current_counts(self._loop), name="reading-ahead", daemon=True)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _loop(self) -> None:
+    def _run(self) -> None:
         for name, prefetch in self._prefetches:
             try:
                 self._budget -= prefetch(self._budget, self._stopping.is_set)

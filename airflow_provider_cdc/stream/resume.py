@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager
 from typing import Any
 
 from pymysql.connections import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier
 from airflow_provider_cdc.apply.follow_ddl import adapt_alteration
@@ -17,14 +15,13 @@ from airflow_provider_cdc.ddl.alter_table import DdlNotFollowed, apply_ddl
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import (
-    CdcError,
     NotFollowedError,
     NotReadyError,
     OtherHistoryError,
     PurgedError,
     TerminalError,
 )
-from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
@@ -33,12 +30,13 @@ from airflow_provider_cdc.mysql.client.identity import binlog_end, binlog_status
 from airflow_provider_cdc.mysql.client.replication_filters import excluding_filter, read_filters
 from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import file_start_time
 from airflow_provider_cdc.mysql.positions.failover import fail_over, is_other_server
 from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from airflow_provider_cdc.resnapshot.suspension import record_suspensions, suspend_in_plan
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.state import StateDatabase, TimelineSegment
+from airflow_provider_cdc.state import StateDatabase
 
 _OTHER_SERVER_REMEDY = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
@@ -93,10 +91,8 @@ def _check_same_files(context: RunContext, applier: Applier, coverage: Sequence[
     """
     at = applier.offset
     for base, file, began in sorted({known for table in coverage for known in table.binlog_files}):
-        if base == applier.timeline.first_ordinal and began and at.at.file != file and at.at < Position(file, 0):
-            with_file_start_time(
-                Offset(at.server, Position(file, 0), "", file_start_time=began), context.binlog_opener(slots.STREAM)
-            )
+        if base == applier.timeline.first_ordinal and at.at.file != file and at.at < Position(file, 0):
+            file_start_time(context.binlog_opener(slots.STREAM), file, known=began)
 
 
 @contextmanager
@@ -149,23 +145,16 @@ def _fail_over(
         ) from None
     if (interrupted_end := applier.interrupted_batch_end()) is not None:
         # Tables may contain changes after the resume point. The new server must have them, or they would stay there.
-        fail_over(connection, open_at, replace(interrupted_end, open_xa=()))
+        fail_over(connection, open_at, interrupted_end.replace(open_xa=()))
     if new_suspensions := [step for step in remaining_plan.suspensions if step not in plan.suspensions]:
         applier.check_fence()  # amendments are not fenced themselves
         record_suspensions(context, store, plan, new_suspensions)
     applier.move_to_server(new_offset)
-    segments = applier.timeline.segments
-    with suppress(CdcError, SQLAlchemyError):  # the sink has it; the state database only shows it
-        known_segments = store.timeline(pipeline.name)[: len(segments) - 1]
-        newest_segment = segments[-1]
-        new_segment = TimelineSegment(
-            newest_segment.server, newest_segment.start_file, applier.offset.at.position, newest_segment.first_ordinal
-        )
-        store.set_timeline(pipeline.name, [*known_segments, new_segment])
+    with tolerate_outage():
         store.add_event(
             pipeline.name,
             "failover",
-            f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.offset.at}",
+            f"{old_offset.server} at {old_offset.at} to {applier.offset.server} at {applier.offset.at}",
         )
     context.reporter.line(
         f"continuing on server {applier.offset.server}, {applier.offset.at} (before: {old_offset.server}, "

@@ -1,14 +1,9 @@
-"""The stream phase: begin an epoch behind its fence, and drive it with Spark or with a loop in this process."""
+"""The stream phase: begin an epoch behind its fence, and drive it with Spark."""
 
 from __future__ import annotations
 
 import threading
-import time
-from contextlib import closing, suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.apply.applier import Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
@@ -37,6 +32,7 @@ from airflow_provider_cdc.resnapshot.suspension import (
 )
 from airflow_provider_cdc.resnapshot.worker import ResnapshotWorker
 from airflow_provider_cdc.runtime.liveness import Heartbeat, process_identity
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.runtime.server_restarts import record_server_restart
@@ -47,7 +43,7 @@ from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.prefetch import PrefetchWorker
 from airflow_provider_cdc.stream.resume import move_to_resume_point
-from airflow_provider_cdc.system.processes import machine_id
+from airflow_provider_cdc.system.processes import pid_scope_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +82,7 @@ def _begin_epoch(
     recorded_plan = add_new_tables(context, store, context.require_plan())
     tables = open_sink_tables(context, recorded_plan)
     context.storage.delete(context.layout.reload_request(recorded_plan.generation))  # it was for the previous epoch
-    plan = recorded_plan.with_amendments(step.to_json() for step in plan_removals(context, recorded_plan))
+    plan = recorded_plan.with_amendments(plan_removals(context, recorded_plan))
     plan = suspend_in_plan(context, plan, find_unusable_copies(context, plan, tables))
     snapshot_coverage = read_coverage(context, plan, tables)
     if snapshot_coverage is None:
@@ -103,7 +99,7 @@ def _begin_epoch(
     markers_before = {index: tables[index].markers() for index in plan.active_tables}
     highest = highest_epoch(pipeline.name, [*markers_before.values(), resume_point.markers()])
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
-    details |= {"machine": machine_id() or None, "settings": settings_fingerprint(pipeline)}
+    details |= {"machine": pid_scope_id() or None, "settings": settings_fingerprint(pipeline)}
     number = store.begin_epoch(
         pipeline.name,
         highest,
@@ -127,9 +123,8 @@ def _begin_epoch(
             record_suspensions(
                 context, store, plan, [step for step in plan.suspensions if step not in recorded_plan.suspensions]
             )
-            snapshot_coverage = (
-                read_coverage(context, plan, tables) or snapshot_coverage
-            )  # until the fence was raised, a group may have been re-snapshotted
+            # Until the fence was raised, a group may have been re-snapshotted.
+            snapshot_coverage = read_coverage(context, plan, tables) or snapshot_coverage
             maintenance = MaintenanceWorker(
                 open_sink_tables(context, plan), run_compactions_in_threads, context.reporter.line
             )
@@ -181,30 +176,6 @@ def _begin_epoch(
     )
     resnapshot_worker.enqueue_suspended(plan)
     return epoch
-
-
-def run_epoch_in_process(epoch: Epoch) -> None:
-    """Drive an epoch in this process, without Spark, for tests. Ends when caught up or stopped."""
-    with count_requests_in(epoch.request_counts), _EpochLifecycle(epoch):
-        epoch.run_sections(lambda: _run_section(epoch))
-        check_none_suspended(epoch.context, epoch.plan)
-
-
-def _run_section(epoch: Epoch) -> None:
-    at = epoch.section_start
-    with closing(epoch.job.make_planner()) as planner:
-        while not epoch.is_section_over():
-            ends = [at, *epoch.job.find_range_ends(planner, at)]
-            if ends[-1] == at:
-                epoch.publish_pending()
-                time.sleep(0.05)
-                continue
-            epoch.apply_batch(
-                merge_manifests(
-                    [epoch.job.stage_range(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))]
-                )
-            )
-            at = ends[-1]
 
 
 def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:
@@ -276,7 +247,7 @@ class _EpochLifecycle:
             epoch.mark_ended()
             epoch.observer.write()
         self._heartbeat.__exit__()
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the state database must not hide how it ended
+        with tolerate_outage():  # an outage of the state database must not hide how it ended
             epoch.store.end_epoch(
                 epoch.plan.pipeline,
                 epoch.number,

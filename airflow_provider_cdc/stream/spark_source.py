@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.model.errors import CdcError, TerminalError, embed_error
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.offset import Offset
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def _pack_errors() -> Iterator[None]:
         raise RuntimeError(embed_error(error)) from None
 
 
-@dataclass(frozen=True)
-class SectionOffset:
+class SectionOffset(JsonRecord, frozen=True):
     """An offset in a section of the epoch, in the form that is passed to Spark.
 
     :param section: number of the section.
@@ -57,28 +57,26 @@ class SectionOffset:
     offset: Offset
     error: dict[str, Any] | None = None
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> dict[str, str]:
         """Return the flat dictionary of simple values that Spark requires."""
-        value = {"section": self.section, "offset": json.dumps(self.offset.to_json())}
-        return value if self.error is None else {**value, "error": json.dumps(self.error)}
+        return {"json": json.dumps(self.to_json())}
 
     @classmethod
-    def decode(cls, value: dict[str, Any]) -> SectionOffset:
+    def decode(cls, value: dict[str, str]) -> SectionOffset:
         """Return the offset that :meth:`encode` has encoded."""
-        error = json.loads(value["error"]) if "error" in value else None
-        return cls(value["section"], Offset.from_json(json.loads(value["offset"])), error)
+        return cls.from_json(value["json"].encode())
 
     def write(self, file: Path) -> None:
         """Make the source, in another process of this host, continue from here."""
         new = file.with_suffix(".new")
-        new.write_text(json.dumps(self.encode()))
+        new.write_text(json.dumps(self.to_json()))
         new.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> SectionOffset | None:
         """Return what was written last; ``None`` if nothing was."""
         try:
-            return cls.decode(json.loads(file.read_text()))
+            return cls.from_json(file.read_bytes(), str(file))
         except FileNotFoundError:
             return None
 
@@ -97,13 +95,8 @@ class BatchRange(InputPartition):
         self, section: int, start: Offset, end: Offset, reader_index: int, requests: list[dict[str, int]]
     ) -> None:
         super().__init__(None)
-        self.section, self.start, self.end, self.reader_index, self.requests = (
-            section,
-            start,
-            end,
-            reader_index,
-            requests,
-        )
+        self.section, self.start, self.end = section, start, end
+        self.reader_index, self.requests = reader_index, requests
 
 
 class FailurePartition(InputPartition):
@@ -172,7 +165,7 @@ class BinlogStreamReader(DataSourceStreamReader):
                 self._close()
                 if not _concerns_one_table(error):
                     raise
-                self._last_offset = replace(self._last_offset, error=error.to_json())
+                self._last_offset = self._last_offset.replace(error=error.to_json())
             return self._last_offset.encode()
 
     def _plan_batch(self, section_start: SectionOffset) -> SectionOffset | None:

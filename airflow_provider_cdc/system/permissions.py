@@ -10,7 +10,7 @@ from pathlib import Path
 FOLDER_MODE, FILE_MODE = 0o770, 0o660
 
 
-def make_private_folder(folder: Path) -> None:
+def make_folder_denying_others(folder: Path) -> None:
     """Make a folder that users outside the group cannot access; if it exists, remove their access."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(FOLDER_MODE, exist_ok=True)

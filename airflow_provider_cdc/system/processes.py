@@ -26,7 +26,7 @@ def process_start_time(pid: int) -> float:
 
 
 @cache
-def machine_id() -> str:
+def pid_scope_id() -> str:
     """Return an id of the scope of process ids: the boot of a kernel, and a PID namespace.
 
     Containers may share a host name, and each has a process 1. Empty if the kernel does not provide the id.
@@ -38,14 +38,14 @@ def machine_id() -> str:
 
 
 def is_on_this_machine(host: str, other_machine: str | None) -> bool:
-    """Return whether process ids on a host with this :func:`machine_id` are valid here."""
-    return host == socket.gethostname() and other_machine == machine_id() != ""
+    """Return whether process ids on a host with this :func:`pid_scope_id` are valid here."""
+    return host == socket.gethostname() and other_machine == pid_scope_id() != ""
 
 
 def has_died_here(host: str, machine: str | None, pid: int, started: float) -> bool:
     """Return whether a process on this host has ended; ``False`` for other hosts, whose processes are not visible.
 
-    :param machine: its :func:`machine_id`.
+    :param machine: its :func:`pid_scope_id`.
     :param started: its :func:`process_start_time`.
     """
     return is_on_this_machine(host, machine) and process_start_time(pid) != started

@@ -9,8 +9,13 @@ from typing import Annotated, Any
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.configuration import conf
 from airflow.models.dag import DagModel
-from fastapi import Depends
+from fastapi import Depends, HTTPException, Path, Request
+
+from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
+from airflow_provider_cdc.ui.declared_tasks import DeclaredTasks
+from airflow_provider_cdc.ui.state_databases import PageDatabases, ShownPipeline, split_setting
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ def _user_rights(user: GetUserDep) -> UserRights:
     return UserRights(frozenset(dags), bool(manager.is_authorized_connection(method="GET", user=user)))
 
 
-def may_edit(user: Any, dags: Collection[str]) -> bool:
+def may_edit_any(user: Any, dags: Collection[str]) -> bool:
     """Return whether a user may edit task instances (as for clearing) of one of these DAGs, or connections if there is
     no DAG.
     """
@@ -58,3 +63,39 @@ def _is_authorized(user: Any, dag: str, method: Any, entity: DagAccessEntity) ->
 
 #: The rights of the request's user. The response is 401 if there is no user.
 UserRightsDep = Annotated[UserRights, Depends(_user_rights)]
+
+
+class PageSources:
+    """What the page shows: the tasks that the DAGs of this Airflow declare, and the state databases."""
+
+    def __init__(self) -> None:
+        self.declared_tasks = DeclaredTasks()
+        self.databases = PageDatabases(
+            self.declared_tasks.list_all,
+            lambda: split_setting(conf.get("cdc", "bookkeeping", fallback="")),
+            resolve_connection,
+        )
+
+
+def _page_sources(request: Request) -> PageSources:
+    sources: PageSources = request.app.state.place
+    return sources
+
+
+PageSourcesDep = Annotated[PageSources, Depends(_page_sources)]
+
+
+def _find_shown_pipeline(
+    sources: PageSourcesDep,
+    rights: UserRightsDep,
+    book: Annotated[str, Path(pattern="^[0-9a-f]{12}$")],
+    name: Annotated[str, Path(max_length=64)],
+) -> ShownPipeline:
+    """Return the pipeline of a route. One that the user may not see looks like one that does not exist."""
+    shown = sources.databases.find_pipeline(book, name)
+    if shown is None or not rights.can_see(shown.dags):
+        raise HTTPException(404, "There is no such pipeline")
+    return shown
+
+
+ShownPipelineDep = Annotated[ShownPipeline, Depends(_find_shown_pipeline)]

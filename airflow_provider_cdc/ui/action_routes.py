@@ -7,22 +7,26 @@ recorded with the user's name in Airflow's audit log and among the pipeline's ev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.configuration import conf
+from airflow.models.log import Log
+from airflow.providers.common.compat.sdk import AirflowException
+from airflow.utils.session import create_session
 from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, Field
 
-from airflow_provider_cdc.ui.access import may_edit, may_trigger
+from airflow_provider_cdc.ui import task_instances
+from airflow_provider_cdc.ui.access import ShownPipelineDep, may_edit_any, may_trigger
 from airflow_provider_cdc.ui.action_rules import ACTIONS, ActionImpossible, ActionPreview, ActionTarget, offered_actions
-from airflow_provider_cdc.ui.request_scope import ShownPipelineDep
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
 
 #: A header that no form or link of another site can set: the browser would first ask the server, which refuses.
 PAGE_HEADER = "X-CDC-Page"
+#: By these Airflow reports that an action is impossible, such as a run whose parameters have no value.
+_AIRFLOW_ERRORS = (AirflowException, ValueError)
 
 
 class ActionRequest(BaseModel):
@@ -40,8 +44,6 @@ def _require_same_origin(request: Request) -> None:
 
     :raises HTTPException: 403.
     """
-    from airflow.configuration import conf
-
     own_hosts = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
     origin = request.headers.get("origin")
     if request.headers.get(PAGE_HEADER) is None or (origin is not None and urlsplit(origin).netloc not in own_hosts):
@@ -49,7 +51,7 @@ def _require_same_origin(request: Request) -> None:
 
 
 def _require_edit_right(user: GetUserDep, shown: ShownPipelineDep) -> None:
-    if not may_edit(user, shown.dags):
+    if not may_edit_any(user, shown.dags):
         raise HTTPException(403, _edit_right_text(shown.dags))
 
 
@@ -62,7 +64,7 @@ def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_reque
     if act not in ACTIONS:
         raise HTTPException(404, "There is no such action")
     by = str(user.get_name())
-    with _session() as session:
+    with create_session(scoped=False) as session:
         target = ActionTarget(shown, session, **action_request.model_dump(exclude={"dry_run"}))
         try:
             preview = ACTIONS[act].preview(target)
@@ -80,7 +82,7 @@ def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_reque
         _write_audit_log(session, preview, by, f"cdc_{act}", pipeline=target.name, **_audit_values(action_request))
         try:
             done = preview.execute(by)
-        except _airflow_errors() as error:
+        except _AIRFLOW_ERRORS as error:
             raise HTTPException(409, str(error)) from None
         if not done:
             raise HTTPException(409, "The state has changed in the meantime: check it and try again")
@@ -92,7 +94,7 @@ def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_reque
 def list_offers(user: Any, shown: ShownPipeline) -> list[dict[str, Any]]:
     """Return the actions that the user can perform on a whole pipeline, with the reason if one is impossible now."""
     entries = []
-    with _session() as session:
+    with create_session(scoped=False) as session:
         target = ActionTarget(shown, session)
         for name in offered_actions(target):
             try:
@@ -105,31 +107,22 @@ def list_offers(user: Any, shown: ShownPipeline) -> list[dict[str, Any]]:
 
 def list_retriable_groups(shown: ShownPipeline) -> list[int]:
     """Return the chunk groups whose task has failed."""
-    from airflow_provider_cdc.ui import task_instances
-
-    with _session() as session:
+    with create_session(scoped=False) as session:
         tasks = ActionTarget(shown, session).tasks_of_kind("CdcSnapshotOperator")
         return sorted({group for task in tasks for group in task_instances.find_failed_groups(session, task)})
 
 
 def _missing_right(user: Any, preview: ActionPreview) -> str | None:
     """Return which right the user lacks, in words, or ``None`` if the user may perform the action."""
-    if (may_trigger if preview.starts_run else may_edit)(user, preview.dags):
-        return None
-    return (
-        f"You need the right to start runs of {preview.dags[0]}"
-        if preview.starts_run
-        else _edit_right_text(preview.dags)
-    )
+    if preview.starts_run:
+        return None if may_trigger(user, preview.dags) else f"You need the right to start runs of {preview.dags[0]}"
+    return None if may_edit_any(user, preview.dags) else _edit_right_text(preview.dags)
 
 
 def _edit_right_text(dags: tuple[str, ...]) -> str:
-    what = (
-        f"edit task instances of {' or '.join(dags)}"
-        if dags
-        else "edit Airflow's connections, because the pipeline has no DAG"
-    )
-    return f"You need the right to {what}"
+    if not dags:
+        return "You need the right to edit Airflow's connections, because the pipeline has no DAG"
+    return f"You need the right to edit task instances of {' or '.join(dags)}"
 
 
 def _audit_values(action_request: ActionRequest) -> dict[str, Any]:
@@ -139,8 +132,6 @@ def _audit_values(action_request: ActionRequest) -> dict[str, Any]:
 
 def _write_audit_log(session: Any, preview: ActionPreview, by: str, act: str, **what: object) -> None:
     """Add an entry for the task instance concerned, or for each DAG concerned, or one without a DAG."""
-    from airflow.models.log import Log
-
     if preview.instance is not None:
         about = {name: getattr(preview.instance, name) for name in ("task_id", "run_id", "map_index", "try_number")}
     else:
@@ -148,21 +139,3 @@ def _write_audit_log(session: Any, preview: ActionPreview, by: str, act: str, **
     for dag in preview.dags or (None,):
         session.add(Log(event=act, owner=by, owner_display_name=by, extra=json.dumps(what), dag_id=dag, **about))
     session.flush()
-
-
-def _airflow_errors() -> tuple[type[Exception], ...]:
-    """Return the errors by which Airflow reports that an action is impossible, such as a run whose parameters have no
-    value.
-    """
-    from airflow.providers.common.compat.sdk import AirflowException
-
-    return (AirflowException, ValueError)
-
-
-@contextmanager
-def _session() -> Iterator[Any]:
-    """Yield a session of Airflow's own database with one transaction, which is rolled back on an error."""
-    from airflow.utils.session import create_session
-
-    with create_session(scoped=False) as session:
-        yield session

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate, parse_key_predicate
@@ -132,7 +132,7 @@ def _preview_retry(target: ActionTarget) -> ActionPreview:
     if target.group is None:
         raise ActionImpossible("No chunk group is given")
     snapshot = target.shown.overview.snapshot
-    groups = target.reader.groups(target.name, snapshot[0]) if snapshot else []
+    groups = target.reader.groups(target.name, snapshot.generation) if snapshot else []
     group_row = next((group for group in groups if group.group_no == target.group), None)
     if group_row is None:
         raise ActionImpossible(f"There is no chunk group {target.group}")
@@ -143,15 +143,10 @@ def _preview_retry(target: ActionTarget) -> ActionPreview:
     tasks = target.tasks_of_kind(SNAPSHOT_OPERATOR)
     if not tasks:
         raise ActionImpossible(f"No DAG reads it. Run {_cli_command('snapshot', target)} to read what is missing")
-    instances_of_group = [
-        one
-        for task in tasks
-        if (one := task_instances.find_group_instance(target.session, task, target.group)) is not None
-    ]
-    if not instances_of_group:
-        dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
-        raise ActionImpossible(f"No run has a task for it: start a run of {dags} to read what is missing")
-    instance = max(instances_of_group, key=lambda one: one.dag_run.id)
+    find_instance = partial(task_instances.find_group_instance, group=target.group)
+    instance = _newest_instance(find_instance, target, tasks)
+    if instance is None:
+        raise ActionImpossible(f"No run has a task for it: start a run of {_dag_names(tasks)} to read what is missing")
     what = f"group {target.group} is retried: {_instance_name(instance)} was cleared"
     return _preview_clear(target, instance, f"It reads what is missing in group {target.group}", "group_retried", what)
 
@@ -168,23 +163,20 @@ def _preview_start(target: ActionTarget) -> ActionPreview:
         raise ActionImpossible(f"{_instance_name(busy)} is {_state_text(busy)}: it starts or supervises the stream")
     instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
     if instance is None:
-        dags = ", ".join(dict.fromkeys(task.dag_id for task in tasks))
-        raise ActionImpossible(f"The task of the stream has never run: start a run of {dags}")
+        raise ActionImpossible(f"The task of the stream has never run: start a run of {_dag_names(tasks)}")
     what = f"the stream is started: {_instance_name(instance)} was cleared"
     return _preview_clear(target, instance, "The stream continues from where it stopped", "stream_start", what)
 
 
 def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPreview:
     tasks = target.tasks_of_kind(_VERIFY_OPERATOR, repair=repair)
-    arguments = ", repair=True" if repair else ""
+    arguments, command = (", repair=True", "verify --repair") if repair else ("", "verify")
     if not target.shown.dags:
-        raise ActionImpossible(
-            f"The pipeline has no DAG. Run {_cli_command('verify' + (' --repair' if repair else ''), target)}"
-        )
+        raise ActionImpossible(f"The pipeline has no DAG. Run {_cli_command(command, target)}")
     if not tasks:
         raise ActionImpossible(
             f"None of its DAGs has a task for that: add CdcVerifyOperator(pipeline=...{arguments}), preferably in a "
-            f"separate DAG, or run {_cli_command('verify' + (' --repair' if repair else ''), target)}"
+            f"separate DAG, or run {_cli_command(command, target)}"
         )
     # A task downstream of a stream may wait forever.
     if busy := _newest_instance(
@@ -194,13 +186,10 @@ def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPrev
     description = "Source and copy are compared, table by table" + (
         "; rows that differ are re-snapshotted" if repair else ". Nothing is written"
     )
+    kind, what = "repair" if repair else "verify", "source and copy are compared"
     instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
     if instance is not None:
-        kind, what = (
-            "repair" if repair else "verify",
-            f"source and copy are compared: {_instance_name(instance)} was cleared",
-        )
-        return _preview_clear(target, instance, description, kind, what)
+        return _preview_clear(target, instance, description, kind, f"{what}: {_instance_name(instance)} was cleared")
     dag = next((task.dag_id for task in tasks if not task.dag_has_stream), None)
     if dag is None:
         raise ActionImpossible(
@@ -215,7 +204,7 @@ def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPrev
         lambda by: task_instances.trigger_run(target.session, dag, by),
         (dag,),
         starts_run=True,
-        event=("repair" if repair else "verify", f"source and copy are compared: a run of {dag} was started"),
+        event=(kind, f"{what}: a run of {dag} was started"),
     )
 
 
@@ -351,6 +340,10 @@ def _newest_instance(
     """Return the task instance in the newest run, among those of several tasks."""
     instances_found = [one for task in tasks if (one := find(target.session, task)) is not None]
     return max(instances_found, key=lambda one: one.dag_run.id, default=None)
+
+
+def _dag_names(tasks: Sequence[DeclaredTask]) -> str:
+    return ", ".join(dict.fromkeys(task.dag_id for task in tasks))
 
 
 def _instance_name(instance: Any) -> str:

@@ -13,8 +13,14 @@ from fastapi.responses import FileResponse, JSONResponse
 
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.ui import action_routes, views
-from airflow_provider_cdc.ui.access import UserRights, UserRightsDep, may_edit
-from airflow_provider_cdc.ui.request_scope import PageSources, PageSourcesDep, ShownPipelineDep
+from airflow_provider_cdc.ui.access import (
+    PageSources,
+    PageSourcesDep,
+    ShownPipelineDep,
+    UserRights,
+    UserRightsDep,
+    may_edit_any,
+)
 from airflow_provider_cdc.ui.state_databases import DatabaseTrouble
 
 _STATIC = File(__file__).parent / "static"
@@ -99,9 +105,9 @@ def find_pipelines(
 @router.get("/api/pipelines/{book}/{name}")
 def get_pipeline(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDep) -> dict[str, Any]:
     """Return one pipeline, and what the user may do with it."""
-    reader, may_act = shown.database.open_reader(), may_edit(user, shown.dags)
+    reader, may_act = shown.database.open_reader(), may_edit_any(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
-    snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot[1] != "done"
+    snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot.state != "done"
     retriable = set(action_routes.list_retriable_groups(shown)) if may_act and snapshot_incomplete else set()
     for group in view["groups_list"]:
         group["retry"] = may_act and (

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from airflow.models.dag import DagModel
+from airflow.models.dag_version import DagVersion
+from airflow.models.dagrun import DagRun
+from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
+from airflow.models.serialized_dag import SerializedDagModel as Kept
+from airflow.utils.session import create_session
+from sqlalchemy import func, select
 
 from airflow_provider_cdc.airflow.operators.base import is_file_name
 from airflow_provider_cdc.config import Pipeline
@@ -26,47 +34,34 @@ class DeclaredTask:
 
     :param dag_id: id of the DAG.
     :param task_id: id of the task.
+    :param operator_name: name of the operator's class.
+    :param repair: whether the task is a comparison that repairs.
+    :param groups: for a task that reads chunk groups, the groups, or the id of the task that returns them.
+    :param pipeline: the pipeline as Airflow stores it, unparsed.
     :param pipeline_name: name of the pipeline, or empty if it is unknown.
     :param conn_id: ``state.conn_id``, or ``None``.
     :param state_file: the SQLite file that is the state database if there is no ``conn_id``.
-    :param operator_name: name of the operator's class.
-    :param repair: whether the task is a comparison that repairs.
     :param dag_has_stream: whether the DAG has a stream, of any pipeline.
-    :param groups: for a task that reads chunk groups, the groups, or the id of the task that returns them.
     """
 
     dag_id: str
     task_id: str
+    operator_name: str
+    repair: bool
+    groups: tuple[Any, ...] | str | None
+    pipeline: Any = field(compare=False, repr=False)
     pipeline_name: str = ""
     conn_id: str | None = None
     state_file: str | None = None
-    operator_name: str = ""
-    repair: bool = False
     dag_has_stream: bool = False
-    groups: tuple[Any, ...] | str | None = None
-
-
-@dataclass(frozen=True)
-class _SerializedTask:
-    """A task of this package as Airflow stores it. ``pipeline`` is its unparsed pipeline."""
-
-    task_id: str
-    operator_name: str
-    pipeline: Any
-    repair: bool
-    groups: tuple[Any, ...] | str | None
 
 
 class DeclaredTasks:
-    """All declared tasks, cached until a DAG changes. One instance per process.
+    """All declared tasks, cached until a DAG changes. One instance per process."""
 
-    :param session: creates a session of Airflow's own database.
-    """
-
-    def __init__(self, session: Callable[[], Any]) -> None:
-        self._session = session
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._dags: dict[str, tuple[object, tuple[_SerializedTask, ...]]] = {}
+        self._dags: dict[str, tuple[object, tuple[DeclaredTask, ...]]] = {}
         self._declared: list[DeclaredTask] = []
         self._expires_at = 0.0
 
@@ -74,27 +69,20 @@ class DeclaredTasks:
         """Return the declared tasks of all DAGs. Those whose pipeline is unknown have no pipeline name."""
         with self._lock:
             if time.monotonic() >= self._expires_at:
-                with self._session() as session:
+                with create_session(scoped=False) as session:
                     self._refresh(session)
-                    self._declared = [
-                        one for dag, cached in self._dags.items() for one in _declare_tasks(session, dag, cached[1])
-                    ]
+                    self._declared = [one for _, tasks in self._dags.values() for one in _add_pipelines(session, tasks)]
                 self._expires_at = time.monotonic() + _FRESH_SECONDS
             return self._declared
 
     def list_of_run(self, dag: str, run: str) -> list[DeclaredTask]:
         """Return the declared tasks of one DAG. Pipelines that depend on the run are those of the given run."""
         self.list_all()
-        with self._session() as session:
-            return list(_declare_tasks(session, dag, self._dags.get(dag, ((), ()))[1], run))
+        with create_session(scoped=False) as session:
+            return list(_add_pipelines(session, self._dags.get(dag, ((), ()))[1], run))
 
     def _refresh(self, session: Any) -> None:
         """Read the DAGs that have changed."""
-        from airflow.models.dag import DagModel
-        from airflow.models.dag_version import DagVersion
-        from airflow.models.serialized_dag import SerializedDagModel as Kept
-        from sqlalchemy import func, select
-
         newest = select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
         top = newest.group_by(DagVersion.dag_id).subquery()
         query = (
@@ -109,22 +97,18 @@ class DeclaredTasks:
         for dag, version in now.items():
             if dag not in self._dags:
                 row = session.get(Kept, version[0])
-                self._dags[dag] = version, tuple(_find_own_tasks(row.data if row is not None else None))
+                self._dags[dag] = version, tuple(_find_own_tasks(dag, row.data if row is not None else None))
 
 
-def _find_own_tasks(data: Mapping[str, Any] | None) -> Iterator[_SerializedTask]:
-    """Yield the tasks of this package in a DAG as Airflow stores it."""
+def _find_own_tasks(dag: str, data: Mapping[str, Any] | None) -> Iterator[DeclaredTask]:
+    """Yield the tasks of this package in a DAG as Airflow stores it, without their pipelines."""
     for encoded in ((data or {}).get("dag") or {}).get("tasks", ()):
         task = encoded.get("__var", encoded)
         if str(task.get("_task_module", "")).startswith(_PACKAGE_PREFIX):
             arguments = {**_unwrap(task.get("partial_kwargs", {})), **task}
-            yield _SerializedTask(
-                str(task["task_id"]),
-                str(task.get("task_type", "")),
-                _unwrap(arguments.get("pipeline")),
-                bool(arguments.get("repair", False)),
-                _groups_of_task(task),
-            )
+            operator_name, repair = str(task.get("task_type", "")), bool(arguments.get("repair", False))
+            pipeline = _unwrap(arguments.get("pipeline"))
+            yield DeclaredTask(dag, str(task["task_id"]), operator_name, repair, _groups_of_task(task), pipeline)
 
 
 def _groups_of_task(task: Mapping[str, Any]) -> tuple[Any, ...] | str | None:
@@ -145,23 +129,19 @@ def _unwrap(value: Any) -> Any:
     return [_unwrap(item) for item in value] if isinstance(value, list) else value
 
 
-def _declare_tasks(
-    session: Any, dag: str, tasks: Sequence[_SerializedTask], run: str | None = None
-) -> Iterator[DeclaredTask]:
-    """Yield the declared tasks of a DAG. Pipelines that are known only at run time are taken from the newest run.
+def _add_pipelines(session: Any, tasks: Sequence[DeclaredTask], run: str | None = None) -> Iterator[DeclaredTask]:
+    """Yield the tasks of a DAG with their pipelines. Those that are known only at run time are of the newest run.
 
     :param run: the run to use instead of the newest one.
     """
     dag_has_stream = any(task.operator_name == STREAM_OPERATOR for task in tasks)
     for task in tasks:
-        pipeline_facts = (
+        name, conn_id, state_file = (
             _parse_pipeline(task.pipeline)
-            or _parse_pipeline(_find_rendered_pipeline(session, dag, task.task_id, run))
+            or _parse_pipeline(_find_rendered_pipeline(session, task, run))
             or ("", None, None)
         )
-        yield DeclaredTask(
-            dag, task.task_id, *pipeline_facts, task.operator_name, task.repair, dag_has_stream, task.groups
-        )
+        yield replace(task, pipeline_name=name, conn_id=conn_id, state_file=state_file, dag_has_stream=dag_has_stream)
 
 
 def _parse_pipeline(value: Any) -> tuple[str, str | None, str | None] | None:
@@ -180,15 +160,12 @@ def _parse_pipeline(value: Any) -> tuple[str, str | None, str | None] | None:
     return pipeline.name, None, str(LocalFiles.for_pipeline(pipeline.sink.path, pipeline.name).state_database)
 
 
-def _find_rendered_pipeline(session: Any, dag: str, task: str, run: str | None) -> Any:
-    from airflow.models.dagrun import DagRun
-    from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
-    from sqlalchemy import select
-
+def _find_rendered_pipeline(session: Any, task: DeclaredTask, run: str | None) -> Any:
     query = (
         select(Rendered.rendered_fields)
         .join(DagRun, (DagRun.dag_id == Rendered.dag_id) & (DagRun.run_id == Rendered.run_id))
-        .where(Rendered.dag_id == dag, Rendered.task_id == task, *([] if run is None else [Rendered.run_id == run]))
+        .where(Rendered.dag_id == task.dag_id, Rendered.task_id == task.task_id)
+        .where(*([] if run is None else [Rendered.run_id == run]))
         .order_by(DagRun.id.desc())
     )
     fields = session.scalar(query.limit(1))

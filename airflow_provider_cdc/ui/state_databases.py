@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import URL, make_url
@@ -17,18 +18,48 @@ from airflow_provider_cdc.model.errors import CdcError, NotReadyError, Transient
 from airflow_provider_cdc.model.supervision import HeartbeatMonitor
 from airflow_provider_cdc.state.models import TableStateRow
 from airflow_provider_cdc.state.reader import PipelineOverview, StateDatabaseReader
-from airflow_provider_cdc.ui.change_rates import ChangeRate
 from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
 
 #: Seconds for which an overview is reused, and for which a database that did not answer is not queried again.
 OVERVIEW_SECONDS, RETRY_SECONDS = 1.5, 15.0
 #: Seconds for which one request waits for the databases. Later answers are used by the next request.
 WAIT_SECONDS = 4.0
+#: Seconds between two writes of a driver, and seconds without a write after which there were no changes.
+WRITE_SECONDS, SILENT_SECONDS = 60.0, 150.0
 
 
 def database_key(url: URL) -> str:
     """Return a short key for a database, which reveals nothing about it."""
     return hashlib.sha256(url.set(query={}).render_as_string(hide_password=True).encode()).hexdigest()[:12]
+
+
+class ChangeRate:
+    """Changes per second of a table, from two samples of the counts that a driver records about once a minute."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._counts: tuple[int, ...] = ()
+        self._rates: tuple[float, ...] | None = None
+        self._since = 0.0
+
+    def update(self, at: datetime, counts: tuple[int, ...], clock: float) -> tuple[float, ...] | None:
+        """Add a sample of the counts.
+
+        :param at: when the driver wrote them, by its clock.
+        :param counts: changes by operation.
+        :param clock: seconds on this host's clock.
+        :returns: changes per second by operation, or ``None`` until that is known.
+        """
+        if at != self._at:
+            if self._at is not None and self._at < at:
+                # A driver writes nothing for an unchanged table, so new changes must not be spread over a long gap.
+                passed = (at - self._at).total_seconds()
+                seconds = passed if passed < SILENT_SECONDS else WRITE_SECONDS
+                self._rates = tuple(max(n - m, 0) / seconds for n, m in zip(counts, self._counts, strict=True))
+            self._at, self._counts, self._since = at, counts, clock
+        elif clock - self._since > SILENT_SECONDS:
+            self._rates = (0.0,) * len(counts)
+        return self._rates
 
 
 @dataclass

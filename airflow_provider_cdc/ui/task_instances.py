@@ -8,6 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from airflow.api.common.trigger_dag import trigger_dag
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
+from airflow.models.taskinstance import TaskInstance as Instance
+from airflow.models.taskinstance import clear_task_instances
+from airflow.models.xcom import XComModel
+from airflow.utils.types import DagRunTriggeredByType
+from sqlalchemy import func, select
+
 from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
 
 #: Maximum number of runs of a DAG to search, newest first.
@@ -20,11 +30,7 @@ RETRIABLE_STATES = ("failed", "upstream_failed", "up_for_retry", "success", "ski
 
 def find_newest_ended(session: Any, task: DeclaredTask) -> Any | None:
     """Return the instance of a task that ended in the newest run. Skipped instances do not count."""
-    from airflow.models.dagrun import DagRun
-    from airflow.models.taskinstance import TaskInstance as Instance
-
-    query = _select_instances(task).where(Instance.state.in_(_WORKED_STATES)).order_by(DagRun.id.desc())
-    return session.scalars(query.limit(1)).first()
+    return _find_newest(session, task, Instance.state.in_(_WORKED_STATES))
 
 
 def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = True) -> Any | None:
@@ -32,19 +38,9 @@ def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = Tru
 
     :param include_waiting: whether to include instances that are not scheduled yet.
     """
-    from airflow.models.dagrun import DagRun
-    from airflow.models.taskinstance import TaskInstance as Instance
-
     has_begun = Instance.state.not_in(_ENDED_STATES)
-    query = (
-        _select_instances(task)
-        .where(
-            has_begun | Instance.state.is_(None) if include_waiting else has_begun,
-            DagRun.state.in_(("running", "queued")),
-        )
-        .order_by(DagRun.id.desc())
-    )
-    return session.scalars(query.limit(1)).first()
+    is_wanted = has_begun | Instance.state.is_(None) if include_waiting else has_begun
+    return _find_newest(session, task, is_wanted, DagRun.state.in_(("running", "queued")))
 
 
 def find_group_instance(session: Any, task: DeclaredTask, group: int) -> Any | None:
@@ -68,10 +64,6 @@ def find_failed_groups(session: Any, task: DeclaredTask) -> dict[int, Any]:
 
 def _instances_by_run(session: Any, task: DeclaredTask) -> Iterator[dict[int, Any]]:
     """Yield the instances of a task that reads chunk groups, by map index, for each run that has any, newest first."""
-    from airflow.models.dagrun import DagRun
-    from airflow.models.taskinstance import TaskInstance as Instance
-    from sqlalchemy import select
-
     query = select(DagRun.run_id).where(DagRun.dag_id == task.dag_id).order_by(DagRun.id.desc()).limit(_MAX_RUNS)
     mapped = not (isinstance(task.groups, tuple) and len(task.groups) == 1)
     for run in session.scalars(query).all():
@@ -84,10 +76,6 @@ def _instances_by_run(session: Any, task: DeclaredTask) -> Iterator[dict[int, An
 
 def _group_of_instances(session: Any, task: DeclaredTask, instances: Mapping[int, Any]) -> dict[int, int]:
     """Return the group that each instance of one run holds: the one that it ran with, or else was mapped over."""
-    from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
-    from airflow.models.xcom import XComModel
-    from sqlalchemy import select
-
     run = next(iter(instances.values())).run_id
     groups: Any = task.groups
     if isinstance(groups, str):
@@ -114,11 +102,12 @@ def _group_number(group: Any) -> int | None:
         return None
 
 
-def _select_instances(task: DeclaredTask) -> Any:
-    from airflow.models.dagrun import DagRun
-    from airflow.models.taskinstance import TaskInstance as Instance
-    from sqlalchemy import select
+def _find_newest(session: Any, task: DeclaredTask, *conditions: Any) -> Any | None:
+    query = _select_instances(task).where(*conditions).order_by(DagRun.id.desc())
+    return session.scalars(query.limit(1)).first()
 
+
+def _select_instances(task: DeclaredTask) -> Any:
     same = (DagRun.dag_id == Instance.dag_id) & (DagRun.run_id == Instance.run_id)
     task_filter = Instance.dag_id == task.dag_id, Instance.task_id == task.task_id
     return select(Instance).join(DagRun, same).where(*task_filter)
@@ -129,14 +118,11 @@ def clear_instance(session: Any, instance: Any) -> bool:
 
     :returns: whether it was cleared. False if its state has changed in the meantime.
     """
-    from airflow.models.dagrun import DagRun
-    from airflow.models.taskinstance import TaskInstance, clear_task_instances
-
     state, number = instance.state, instance.try_number
     # The scheduler locks the run while it checks whether all tasks have ended, and then ends it. Without this lock, a
     # task that is cleared in between stays in a run that has ended, and never runs.
     session.refresh(instance.dag_run, with_for_update={"of": DagRun})
-    session.refresh(instance, with_for_update={"of": TaskInstance})
+    session.refresh(instance, with_for_update={"of": Instance})
     if (state, number) != (instance.state, instance.try_number):
         return False
     latest = False
@@ -152,9 +138,6 @@ def clear_instance(session: Any, instance: Any) -> bool:
 
 def trigger_run(session: Any, dag: str, by: str) -> Any:
     """Start a run of a DAG, as Airflow's button does, and return it."""
-    from airflow.api.common.trigger_dag import trigger_dag
-    from airflow.utils.types import DagRunTriggeredByType
-
     return trigger_dag(dag, triggered_by=DagRunTriggeredByType.UI, triggering_user_name=by, session=session)
 
 
@@ -164,10 +147,6 @@ def find_obstacle(session: Any, dag: str, run: Any | None = None) -> tuple[str |
     :param run: the run that would continue, or ``None`` for a new one.
     :returns: why the task cannot run, and why it may take long.
     """
-    from airflow.models.dag import DagModel
-    from airflow.models.dagrun import DagRun
-    from sqlalchemy import func, select
-
     model = session.get(DagModel, dag)
     if model is None or model.is_stale:
         return f"Airflow no longer has the DAG {dag}", None

@@ -8,7 +8,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from airflow_provider_cdc.state.models import ChunkGroupRow, ChunkRow, EpochRow, EventRow, TableStateRow
+from airflow_provider_cdc.state.models import ChunkGroupRow, ChunkRow, EpochRow, EventRow, SnapshotRow, TableStateRow
 from airflow_provider_cdc.state.reader import CHUNK_STATES, PipelineOverview, StateDatabaseReader, Throughput
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
 
@@ -22,8 +22,13 @@ _BINS, _BATCHES = 240, 10_000
 _EVENTS, _RUNS, _NEWEST_BATCHES, _REQUESTS = 100, 20, 20, 20
 
 
-def iso_time(at: datetime | None) -> str | None:
-    """Return a time as text, or ``None``."""
+def _columns(row: object, *names: str) -> dict[str, Any]:
+    """Return some columns of a row as JSON values."""
+    values = {name: getattr(row, name) for name in names}
+    return {name: _iso_time(value) if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+def _iso_time(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
 
 
@@ -55,7 +60,7 @@ def pipeline_summary(shown: ShownPipeline, readable: Collection[str]) -> dict[st
         "lag_bytes": None if sample is None else sample.lag_bytes,
         "purge_hours": None if sample is None else sample.purge_hours,
         "lag_unknown": None if sample is None else sample.unknown,
-        "sampled_at": None if sample is None else iso_time(sample.at),
+        "sampled_at": None if sample is None else _iso_time(sample.at),
         "changes_per_second": None if overview.throughput is None else round(overview.throughput.changes_per_second, 1),
         "event": None if event is None else event_view(event),
     }
@@ -76,7 +81,7 @@ def pipeline_phase(overview: PipelineOverview, is_alive: bool | None) -> str:
         return "lost" if is_alive is False else "streaming"
     if overview.snapshot is None:
         return "planning"
-    return "handover" if overview.snapshot[1] == "done" else "snapshot"
+    return "handover" if overview.snapshot.state == "done" else "snapshot"
 
 
 def _stream_lag(overview: PipelineOverview) -> float | None:
@@ -120,20 +125,18 @@ def _to_seconds(milliseconds: float | None) -> float | None:
 def pipeline_view(reader: StateDatabaseReader, shown: ShownPipeline, readable: Collection[str]) -> dict[str, Any]:
     """Return everything about a pipeline except its map of chunks and its charts."""
     name = shown.overview.name
-    times = reader.snapshot_times(name)
-    generation = 0 if times is None else times[0]
+    snapshot = reader.snapshot(name)
+    generation = 0 if snapshot is None else snapshot.generation
     groups = reader.groups(name, generation)
     runs = reader.newest_epochs(name, _RUNS)
     pace = reader.throughput(runs[0]) if runs else None
-    lineage = reader.newest_timeline_segment(name)
     line, lost = pipeline_summary(shown, readable), shown.database.lost_groups(shown.overview)
     return {
         **line,
         "tasks": [{"dag": one.dag_id, "task": one.task_id} for one in shown.tasks if one.dag_id in readable],
         "server": shown.overview.server,
-        "lineage": lineage and {"server": lineage.server, "file": lineage.start_file, "at": lineage.start_position},
         "generation": generation,
-        "snapshot": None if times is None else _snapshot_view(times, groups),
+        "snapshot": None if snapshot is None else _snapshot_view(snapshot, groups),
         "groups_list": [_group_view(group, lost) for group in groups],
         "tables_list": _tables_view(reader, shown, generation, line["phase"]),
         "stream": _stream_view(runs[0], pace) if runs else None,
@@ -145,23 +148,22 @@ def pipeline_view(reader: StateDatabaseReader, shown: ShownPipeline, readable: C
 
 def event_view(event: EventRow) -> dict[str, Any]:
     """Return an event."""
-    names = ("id", "kind", "detail", "table", "remedy", "by", "acknowledged_by")
-    values = {name: getattr(event, name) for name in names}
-    return {**values, "at": iso_time(event.at), "acknowledged_at": iso_time(event.acknowledged_at)}
+    names = ("id", "kind", "detail", "table", "remedy", "by", "acknowledged_by", "at", "acknowledged_at")
+    return _columns(event, *names)
 
 
-def _snapshot_view(times: tuple[Any, ...], groups: Sequence[ChunkGroupRow]) -> dict[str, Any]:
-    _, state, planned, finished, begun = times
+def _snapshot_view(snapshot: SnapshotRow, groups: Sequence[ChunkGroupRow]) -> dict[str, Any]:
+    begun = min((group.started_at for group in groups if group.started_at is not None), default=None)
     # Times at which readers were active, by their clocks. The last one ends the known duration.
     signs = [at for group in groups for at in (group.heartbeat_at, group.finished_at) if at is not None]
-    until = finished or max(signs, default=None)
+    until = snapshot.finished_at or max(signs, default=None)
     seconds = (until - begun).total_seconds() if until is not None and begun is not None else None
     rows = sum(group.rows or 0 for group in groups)
     return {
-        "state": state,
-        "planned_at": iso_time(planned),
-        "begun_at": iso_time(begun),
-        "finished_at": iso_time(finished),
+        "state": snapshot.state,
+        "planned_at": _iso_time(snapshot.created_at),
+        "begun_at": _iso_time(begun),
+        "finished_at": _iso_time(snapshot.finished_at),
         "seconds": seconds,
         "rows": rows,
         "rows_per_second": round(rows / seconds) if seconds and seconds > 0 and rows else None,
@@ -171,17 +173,14 @@ def _snapshot_view(times: tuple[Any, ...], groups: Sequence[ChunkGroupRow]) -> d
 def _group_view(group: ChunkGroupRow, lost: Collection[int]) -> dict[str, Any]:
     failed = group.group_no in lost
     return {
+        **_columns(group, "attempt", "rows", "started_at", "finished_at"),
         "no": group.group_no,
         "state": "failed" if failed else group.state,
-        "attempt": group.attempt,
-        "rows": group.rows,
         # Without the host and process, which are shown for a single chunk.
         "holder": group.holder.partition(" [")[0] if group.holder else None,
         "tables": [".".join(map(str, table)) for table in group.tables],
-        "started_at": iso_time(group.started_at),
-        "finished_at": iso_time(group.finished_at),
         # Changes when the page has to fetch the states of the group's chunks again.
-        "version": f"{group.state} {group.attempt} {iso_time(group.finished_at)} {failed}",
+        "version": f"{group.state} {group.attempt} {_iso_time(group.finished_at)} {failed}",
     }
 
 
@@ -207,16 +206,13 @@ def _tables_view(
 
 
 def _table_state_view(row: TableStateRow, rates: Sequence[float] | None) -> dict[str, Any]:
-    names = ("state", "position", "kind", "reason", "remedy", "inserts", "updates", "deletes", "last_verified")
+    operations = ("inserts", "updates", "deletes")
+    names = ("state", "position", "kind", "reason", "remedy", "last_verified", "since", "definitions")
     return {
-        **{name: getattr(row, name) for name in names},
-        "copy": {name: getattr(row, name) for name in ("files", "bytes", "rows", "dead_rows", "compactions")},
-        "compacted_at": iso_time(row.compacted_at),
-        "compaction_seconds": row.compaction_seconds,
-        "since": iso_time(row.since),
-        "verified_at": iso_time(row.last_verified_at),
-        "definitions": row.definitions,
-        "rates": None if rates is None else dict(zip(("inserts", "updates", "deletes"), rates, strict=True)),
+        **_columns(row, *names, *operations, "compacted_at", "compaction_seconds"),
+        "copy": _columns(row, "files", "bytes", "rows", "dead_rows", "compactions"),
+        "verified_at": _iso_time(row.last_verified_at),
+        "rates": None if rates is None else dict(zip(operations, rates, strict=True)),
     }
 
 
@@ -225,14 +221,11 @@ def requests_view(reader: StateDatabaseReader, name: str, with_conditions: bool)
 
     :param with_conditions: whether to include the conditions, which have keys that a user has typed.
     """
-    names = ("id", "kind", "table", "by", "state", "outcome")
     return [
         {
-            **{column: getattr(row, column) for column in names},
+            **_columns(row, "id", "kind", "table", "by", "state", "outcome", "at", "finished_at"),
             "condition": row.condition if with_conditions else None,
             "part": row.condition is not None,
-            "at": iso_time(row.at),
-            "finished_at": iso_time(row.finished_at),
         }
         for row in reader.last_requests(name, _REQUESTS)
     ]
@@ -246,44 +239,26 @@ def _offset_view(offset: Any) -> dict[str, Any] | None:
 
 
 def _run_view(run: EpochRow) -> dict[str, Any]:
-    return {
-        "epoch": run.epoch,
-        "state": run.state,
-        "mode": run.mode,
-        "host": run.host,
-        "started_at": iso_time(run.started_at),
-        "heartbeat_at": iso_time(run.heartbeat_at),
-        "batches": run.batches,
-        "changes": run.changes,
-        "error": run.error,
-        "stop_by": run.stop_by,
-    }
+    names = ("epoch", "state", "mode", "host", "started_at", "heartbeat_at", "batches", "changes", "error", "stop_by")
+    return _columns(run, *names)
 
 
 def _stream_view(run: EpochRow, pace: Throughput | None) -> dict[str, Any]:
+    names = ("desired_state", "paused_by", "supervisor", "supervised_at", "progress_at", "log", "index_bytes", "bytes")
     return {
         **_run_view(run),
-        "desired_state": run.desired_state,
-        "paused_by": run.paused_by,
-        "supervisor": run.supervisor,
-        "supervised_at": iso_time(run.supervised_at),
-        "progress_at": iso_time(run.progress_at),
-        "log": run.log,
+        **_columns(run, *names),
         "ui": run.ui if str(run.ui or "").startswith(("http://", "https://")) else None,
         "at": _offset_view(run.end_offset),
-        "index_bytes": run.index_bytes,
-        "bytes": run.bytes,
         "changes_per_second": None if pace is None else round(pace.changes_per_second, 1),
     }
 
 
 def _batch_view(row: Any) -> dict[str, Any]:
     return {
-        "epoch": row.epoch,
+        **_columns(row, "epoch", "changes", "bytes"),
         "batch": row.batch_id,
-        "at": iso_time(row.committed_at),
-        "changes": row.changes,
-        "bytes": row.bytes,
+        "at": _iso_time(row.committed_at),
         "seconds": round(row.seconds, 4),
         "lag_p50": _to_seconds(row.lag_p50_ms),
         "lag_p95": _to_seconds(row.lag_p95_ms),
@@ -292,17 +267,12 @@ def _batch_view(row: Any) -> dict[str, Any]:
 
 
 def chunk_view(chunk: ChunkRow, group: ChunkGroupRow) -> dict[str, Any]:
-    """Return one chunk, without its bounds, which are values of rows."""
+    """Return one chunk, without its bounds, which the state database does not have."""
     return {
+        **_columns(chunk, "state", "attempt", "rows", "bytes", "corrected", "seconds"),
         "no": chunk.chunk_no,
         "table": f"{chunk.database}.{chunk.table_name}",
         "group": chunk.group_no,
-        "state": chunk.state,
-        "attempt": chunk.attempt,
-        "rows": chunk.rows,
-        "bytes": chunk.bytes,
-        "corrected": chunk.corrected,
-        "seconds": chunk.seconds,
         "lw": _watermark_text(chunk.lw),
         "hw": _watermark_text(chunk.hw),
         "group_state": group.state,

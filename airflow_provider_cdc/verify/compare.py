@@ -26,15 +26,13 @@ from airflow_provider_cdc.config.delete_policy import IGNORE
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.bucket_sums import BUCKET_COUNT, BucketSums
-from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes, select_upserts
+from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes
 from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, RowDifference, TableComparison
-from airflow_provider_cdc.model.definition_history import histories_by_table
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.multiset import change_weights
-from airflow_provider_cdc.model.offset import Position, Timeline
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Chunk, Plan
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
-from airflow_provider_cdc.mysql.binlog.events.xa import read_prepared_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
 from airflow_provider_cdc.mysql.chunks.window_reader import ChangeWindow
 from airflow_provider_cdc.mysql.client.catalog import current_fingerprint
@@ -75,7 +73,6 @@ class _RetryError(Exception):
 class _BothSides:
     """Both sides as they were read in one attempt.
 
-    :param timeline: numbers the transactions.
     :param copy_seq: ``_cdc_seq`` up to which the copy has all changes.
     :param sink: what was collected from the copy.
     :param source: what was collected from the source.
@@ -88,7 +85,6 @@ class _BothSides:
         include the old rows of updates.
     """
 
-    timeline: Timeline
     copy_seq: int
     sink: RowCollector
     source: RowCollector
@@ -170,12 +166,9 @@ class TableComparer:
                     self.row_hasher.add_to_sums(newer, sink, self._sink_weights(newer))
             except TerminalError:  # old rows may be incomplete: the exact comparison needs only their keys
                 differing = np.arange(BUCKET_COUNT)
-            return (
-                source,
-                sink,
-                source.differing_buckets(sink) if differing is None else differing,
-                sides.common_position,
-            )
+            if differing is None:
+                differing = source.differing_buckets(sink)
+            return source, sink, differing, sides.common_position
 
     def _compare_rows(self, bucket_mask: bytes) -> tuple[RowDiff, list[Chunk], Position]:
         """Return what differs in some buckets, the chunks in which the source was read, and the position."""
@@ -197,9 +190,7 @@ class TableComparer:
             newer = self._changes_source_lacks(both_sides, last_changes(changes, key) if key else changes)
             missing_in_copy = changes_after(changes, both_sides.copy_seq)
             if key:
-                sink = apply_changes(
-                    sink, select_upserts(missing_in_copy) if self.keeps_deleted else missing_in_copy, key
-                )
+                sink = apply_changes(sink, missing_in_copy, key, keeps_deleted=self.keeps_deleted)
                 source = apply_changes(source, newer, key)
                 diff = diff_by_key(self.table, source, sink, max_keys=MAX_REPORTED_KEYS, allow_extra=self.keeps_deleted)
             else:
@@ -250,15 +241,12 @@ class TableComparer:
             low = min(p0, timeline.position(applied_seq))
 
             def read_missing_changes(before_images: bool) -> Iterator[ChangeWindow]:
-                open_at = partial(source.open_at, slots.VERIFY)
-                captured = histories_by_table([source.definitions(before_images=before_images)])
-                prepared = read_prepared_rows(progress.open_xa, open_at, captured) if low == progress.at else {}
+                open_xa = progress.open_xa if low == progress.at else ()
                 with closing(source.open_window_reader(connection, slots.VERIFY, before_images=before_images)) as log:
-                    yield from log.read_parts(low, common_position, prepared)
+                    yield from log.read_parts(low, common_position, open_xa)
 
             marks = [timeline.seq(at) for at in high]
             yield _BothSides(
-                timeline,
                 copy_seq,
                 sink_rows,
                 source_rows,
@@ -335,7 +323,7 @@ class TableComparer:
                 source, connection, pa.concat_tables([k for _, k, _ in diff.differing_keys]), at
             )
         numbers = sorted({number for number in owner_numbers if number >= 0})
-        ranges = tuple(replace(chunks[number], number=i, group=0) for i, number in enumerate(numbers))
+        ranges = tuple(chunks[number].replace(number=i, group=0) for i, number in enumerate(numbers))
         differences = tuple(replace(d, last_change=touched_by_key.get(d.key)) for d in listed)
         return replace(verdict, differences=differences, ranges=ranges, searched=searched_from)
 
@@ -361,5 +349,5 @@ def _highest_watermark(context: RunContext, plan: Plan, index: int, markers: Mar
     for group in plan.groups_of(index):
         for entry in ChunkGroup(context, plan, group).read_manifest(markers.get(group_marker(plan, group)) or 0):
             if entry["table"] == index:
-                marks += [entry_timeline(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
+                marks += [entry_timeline(entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
     return max(marks)

@@ -1,7 +1,7 @@
 """Repair the differences that a comparison found: re-snapshot the keys that differ, then compare again.
 
-The re-snapshot is that of :mod:`~airflow_provider_cdc.resnapshot.key_ranges`, for exactly these keys. The stream
-continues, and overwrites their rows.
+The re-snapshot is that of :mod:`~airflow_provider_cdc.resnapshot.read`, for exactly these keys. The stream continues,
+and overwrites their rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.keys.ranges import keys_as_ranges
-from airflow_provider_cdc.resnapshot.key_ranges import resnapshot_ranges
+from airflow_provider_cdc.resnapshot.read import stage_ranges
+from airflow_provider_cdc.resnapshot.wait import publish_or_wait
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 
@@ -65,7 +66,7 @@ def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: 
             context.reporter.line(f"{verdict.table} is not repaired: {reason}. {remedy}")
             continue
         try:
-            if _resnapshot_keys(context, store, indexes[verdict.table], verdict) == "replaced":
+            if _resnapshot_keys(context, store, indexes[verdict.table], verdict):
                 repaired_labels.add(verdict.table)
             else:
                 context.reporter.line(f"{verdict.table}: compare it again after a stream has run")
@@ -83,11 +84,12 @@ def _why_not_repairable(verdict: TableComparison) -> str | None:
     return None
 
 
-def _resnapshot_keys(context: RunContext, store: StateDatabase, index: int, verdict: TableComparison) -> str:
+def _resnapshot_keys(context: RunContext, store: StateDatabase, index: int, verdict: TableComparison) -> bool:
+    """Re-snapshot the keys that differ; return whether their rows are published."""
     keys = [difference.key for difference in verdict.differences]
 
     def ranges(connection: Connection[Any], table: TableSchema) -> list[Chunk]:
         return keys_as_ranges(connection, table, index, keys)
 
     context.reporter.line(f"{verdict.table}: re-snapshotting {len(keys):,} keys")
-    return resnapshot_ranges(context, store, index, ranges, run_in_threads)
+    return publish_or_wait(*stage_ranges(context, index, ranges, run_in_threads), store)

@@ -63,10 +63,10 @@ def _group_by_reason(refused: Iterable[tuple[str, ComparisonRefusal]]) -> dict[s
     return tables_by_reason
 
 
-def _abbreviate(tables: Sequence[str], most: int = 5) -> str:
+def _abbreviate(tables: Sequence[str]) -> str:
     """Return the first few table names as text."""
-    more = f" and {len(tables) - most} more" if len(tables) > most else ""
-    return ", ".join(tables[:most]) + more
+    more = f" and {len(tables) - 5} more" if len(tables) > 5 else ""
+    return ", ".join(tables[:5]) + more
 
 
 def record_verdicts(context: RunContext, verdicts: Iterable[TableComparison]) -> None:

@@ -19,12 +19,19 @@ from airflow_provider_cdc.apply.follow_ddl import copies_with_old_definition, to
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, published_attempts, published_attempts_in
 from airflow_provider_cdc.config.selection import ALL_TABLES, TableSelection
 from airflow_provider_cdc.model.comparison import ComparisonRefusal, CopyPosition, TableComparison
-from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import (
+    ADDED,
+    REMOVED,
+    REPORT_REMEDY,
+    CdcError,
+    NotReadyError,
+    TerminalError,
+    TransientError,
+)
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.progress import format_duration
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
-from airflow_provider_cdc.model.suspension_kinds import ADDED, REMOVED
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.observe.lag import read_copy_position
 from airflow_provider_cdc.resnapshot.suspension import suspension_remedy, tables_missing_in_source

@@ -11,26 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.progress import ChunkProgress
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.chunks.keyless import read_parts
 from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.client.throttle import Throttle
 from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
-from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.verify.task import RowCollector
 
@@ -54,28 +51,6 @@ class TableSource:
     timeline: Timeline
     limits: LoadLimits
 
-    def open_at(self, slot: int, at: Position) -> BinlogStream:
-        """Open the binlog at a position.
-
-        :param slot: the reader's slot.
-        """
-        server_id, replica_uuid = self.context.pipeline.replica_ids(slot)
-        return BinlogStream(
-            self.context.connect_args,
-            server_id=server_id,
-            replica_uuid=replica_uuid,
-            file=at.file,
-            position=at.position,
-            server=self.timeline.server,
-        )
-
-    def definitions(self, *, before_images: bool = False) -> DefinitionHistory:
-        """Return the definitions with which the binlog is read.
-
-        :param before_images: whether the complete old rows of updates are needed as well.
-        """
-        return self.definition_history.with_full_before_images() if before_images else self.definition_history
-
     def open_window_reader(
         self, connection: Connection[Any], slot: int, *, before_images: bool = False
     ) -> WindowReader:
@@ -85,17 +60,11 @@ class TableSource:
         :param slot: the reader's slot.
         :param before_images: whether updates include their old image.
         """
-        definitions = self.definitions(before_images=before_images)
-        lookback = partial(
-            make_xa_lookback, self.context.connect_args, self.timeline.server, histories_by_table([definitions])
-        )
-        text_decoders = load_decoders(lambda: nullcontext(connection), [self.table])
         return WindowReader(
-            partial(self.open_at, slot),
-            definitions,
+            self.context.binlog_source(slot, self.timeline.server),
+            self.definition_history.with_full_before_images(before_images),
             self.timeline,
-            lookback,
-            text_decoders,
+            load_decoders(lambda: nullcontext(connection), [self.table]),
             with_before_images=before_images,
         )
 
@@ -146,7 +115,7 @@ class _SharedScan:
                 while (number := self._next_chunk()) is not None:
                     throttle.wait_for_turn(self._check_stopped)
                     began = time.monotonic()
-                    parts = read_parts(connection, log, source.table, self.chunks[number], source.timeline, marks)
+                    parts = read_parts(log, source.table, self.chunks[number], marks)
                     with closing(parts):
                         for part in parts:
                             throttle.record_chunk(began, part.rows.num_rows, part.rows.nbytes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.spark.session import warn_while_waiting
@@ -11,8 +11,6 @@ from airflow_provider_cdc.spark.tasks import run_tasks
 from airflow_provider_cdc.verify.task import RowCollector, ScanRunner, SinkScan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
 
 
@@ -24,10 +22,6 @@ def spark_scan_runner(spark: SparkSession, log_line: Callable[[str], None]) -> S
 
     def run(work: Sequence[SinkScan]) -> Sequence[RowCollector]:
         with warn_while_waiting(spark, log_line):
-            return [pickle.loads(done) for done in run_tasks(spark, work, _run_scan, len(work))]
+            return run_tasks(spark, work, methodcaller("run"), len(work))
 
     return run
-
-
-def _run_scan(scan: SinkScan) -> bytes:
-    return pickle.dumps(scan.run())

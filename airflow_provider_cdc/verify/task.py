@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -147,9 +148,5 @@ def split_evenly(portions: Iterable[ScanTask], count: int) -> list[tuple[ScanTas
 
 def run_scans_in_threads(scans: Sequence[SinkScan]) -> Sequence[RowCollector]:
     """Run scans in threads of this process; reading and hashing is machine code that releases the GIL."""
-
-    def run(scan: SinkScan) -> RowCollector:
-        return scan.run()
-
     with ThreadPoolExecutor(max(1, min(len(scans), os.cpu_count() or 1, _THREADS))) as pool:
-        return list(pool.map(with_current_counts(run), scans))
+        return list(pool.map(with_current_counts(methodcaller("run")), scans))

@@ -15,7 +15,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_cdc import CdcStatusOperator, CdcStopOperator
-from airflow_provider_cdc.airflow.triggers.stream_end import CdcStreamEndTrigger
+from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamEndTrigger
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError, embed_error
 from airflow_provider_cdc.runtime.liveness import process_identity
 from airflow_provider_cdc.state import StateDatabase
@@ -97,7 +97,7 @@ def test_its_end_is_waited_for_in_the_triggerer(cli: Cli) -> None:
         with streaming(store, name, lambda epoch: time.sleep(0)) as epoch, pytest.raises(TaskDeferred) as found:
             stop(cli).execute(CONTEXT)
         path, kwargs = found.value.trigger.serialize()
-        assert path.endswith("stream_end.CdcStreamEndTrigger") and kwargs["epoch"] == epoch
+        assert path.endswith("triggers.cdc.CdcStreamEndTrigger") and kwargs["epoch"] == epoch
         assert kwargs["state_path"] == str(context.local_files.state_database)
         CdcStreamEndTrigger(**kwargs)
         until = found.value.kwargs["until"]  # type: ignore[index]

@@ -86,9 +86,7 @@ def test_the_numbers(tmp_path: Path, known: bool) -> None:
         store.register_pipeline("p", "server")
         epoch = store.begin_epoch("p", 0, "h", 1, 1.0)
         if known:
-            store.record_sample(
-                "p", epoch=epoch, lag_seconds=12, lag_bytes=3456, purge_hours=71.5, changes=1, batches=1
-            )
+            store.record_sample("p", epoch=epoch, lag_seconds=12, lag_bytes=3456, purge_hours=71.5)
             end = {"file": "binlog.000004", "position": 157}
             store.record_batch("p", epoch, 0, start_offset=end, end_offset=end, changes=7, bytes=1, seconds=1)
         run = store.newest_epoch("p")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.airflow.operators.stream_settings import apply_changed_settings
+from airflow_provider_cdc.airflow.operators.stream_epoch import apply_changed_settings
 from airflow_provider_cdc.config import Alerts, Pipeline, Sink, Snapshot, Source, Stream
 from airflow_provider_cdc.config.fingerprint import changed_settings, settings_fingerprint
 from airflow_provider_cdc.state import EpochRow

@@ -42,9 +42,9 @@ def instance(index: int, clears: int = 0) -> dict[str, Any]:
 
 
 def read(cli: Cli, group: int, clears: int = 0) -> dict[str, Any]:
-    return CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), group=group).execute(
-        instance(group, clears)  # type: ignore[arg-type]
-    )
+    context: Any = instance(group, clears)
+    outcome: dict[str, Any] = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), group=group).execute(context)
+    return outcome
 
 
 def here(cli: Cli, group: int) -> str:

@@ -80,7 +80,7 @@ def test_no_event_right_after_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("airflow_provider_cdc.airflow.triggers.cdc._SETTLE_SECONDS", 2.0)
     path = tmp_path / "bookkeeping.db"
     with closing(StateDatabase.open(f"sqlite:///{path}", migrate=True)) as store:
-        store.write_plan("p", 1, {}, [], [], [])
+        store.write_plan("p", 1, [], [], [])
         store.finish_snapshot("p", 1)
     began = time.monotonic()
     assert asyncio.run(first_event(snapshot_trigger(path))) == {"complete": True}

@@ -172,7 +172,7 @@ def test_a_trigger_whose_bookkeeping_is_lost_later(tmp_path: Path, monkeypatch: 
         return (await asyncio.wait_for(waiting, 30)).payload
 
     with closing(StateDatabase.open(f"sqlite:///{path}", migrate=True)) as store:
-        store.write_plan("p", 1, {}, [], [], [])
+        store.write_plan("p", 1, [], [], [])
     assert asyncio.run(main()) == {"complete": False}
 
 

@@ -17,9 +17,10 @@ from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.sinks.conformance import KEYED, KEYLESS
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
 from tests.support.servers import MySQLServer
 
 

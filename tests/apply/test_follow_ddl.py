@@ -18,14 +18,15 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import DdlError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.chunks import chunk, planner
 from airflow_provider_cdc.mysql.positions.p0 import take_p0
-from airflow_provider_cdc.resnapshot import staged_reads as reread
+from airflow_provider_cdc.resnapshot import read as reread
 from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system.failpoints import SCHEMA_CHANGES
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
+from tests.support.epochs import run_epoch_in_process
+from tests.support.failpoints import SCHEMA_CHANGES
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer

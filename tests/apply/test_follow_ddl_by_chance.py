@@ -32,24 +32,25 @@ from airflow_provider_cdc.model.errors import TableAlteredError, TransientError
 from airflow_provider_cdc.mysql.chunks import chunk, keyless
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.session import connect
-from airflow_provider_cdc.resnapshot import staged_reads as reread
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.merge import key_index, table_edit
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.altering import BESIDE, KEYS, TABLES, Alterations, change, quoted, seen
 from tests.support.chance import Threads, at_once, killed
 from tests.support.cli import Cli, asked_by
+from tests.support.epochs import run_epoch_in_process
+from tests.support.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
 #: DDL that must have been followed at least, and columns that must have been added: a schedule without is none.
 _FOLLOWED, _ADDED = 8, 4
 _DATABASE = "chance_d"
-_MODULES = (apply, reread, schema_changes, batches, slices, chunk_group, snapshot, chunk, keyless)
+_MODULES = (apply, publish, schema_changes, batches, slices, chunk_group, snapshot, chunk, keyless)
 
 
 class Load(Threads):

@@ -14,9 +14,10 @@ from deltalake import write_deltalake
 
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import TableSuspendedError, TerminalError
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.resnapshot import publish
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables
@@ -91,7 +92,7 @@ def test_gone_and_read_again(server: MySQLServer, cli: Cli, dies: str, monkeypat
     run(server, *(f"DELETE FROM {table} WHERE v LIKE '%7'" for table in TABLES))
     if dies:
         with monkeypatch.context() as patched, pytest.raises(Crash):
-            for module in (exchanging, schema_changes):
+            for module in (publish, schema_changes):
                 patched.setattr(module, "failpoint", fail)
             cli.catch_up()
     cli.catch_up()

@@ -22,10 +22,11 @@ from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead
 from airflow_provider_cdc.mysql.client.throttle import Throttle
 from airflow_provider_cdc.mysql.positions.watermarks import Watermarks, make_watermarks
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import TableComparison, verify_tables
 from tests.support.cli import Cli, asked_by
 from tests.support.delta import delta_table, put
+from tests.support.epochs import run_epoch_in_process
 from tests.support.heap import HeapWriter
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all

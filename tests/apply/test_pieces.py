@@ -222,7 +222,7 @@ def test_a_transaction_that_only_unpacked_is_larger_than_a_batch(
     mariadb_server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the open transaction ends MariaDB does not tell: it counts as the last one by its size in the binlog."""
-    monkeypatch.setattr("airflow_provider_cdc.apply.task._FLUSH_BYTES", 1 << 16)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.walk.changes.MAX_HELD_BYTES", 1 << 16)
     server = mariadb_server
     with contextlib.ExitStack() as stack:
         server.execute("CREATE DATABASE pieces")

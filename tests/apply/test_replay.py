@@ -15,8 +15,8 @@ from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect, query_value
-from airflow_provider_cdc.stream.run import run_epoch_in_process
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
 from tests.support.servers import MySQLServer
 
 

@@ -74,7 +74,7 @@ def test_where_one_runs(shared: Cli) -> None:
 
 
 def test_a_stream_that_hears_nothing(shared: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of an older version: whoever waits is told so, and the request stays for the next one."""
+    """Whoever waits is told so, and the request stays for the next one."""
     monkeypatch.setattr(RequestInbox, "receive_reply", lambda *_: None)
     monkeypatch.setattr(asking, "_WARN_AFTER_SECONDS", 0.2)
 

@@ -15,7 +15,8 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import delete
 
-from airflow_provider_cdc.observe.metrics import measure_pipeline
+from airflow_provider_cdc.observe.metrics import Measurement, measure_pipeline
+from airflow_provider_cdc.observe.prometheus import write_metrics_file
 from airflow_provider_cdc.state import StateDatabase, TableStatus, observations, utc_now
 from airflow_provider_cdc.state.models import LagSampleRow
 from tests.support.cli import Cli
@@ -109,13 +110,25 @@ def test_into_a_file(cli: Cli, tmp_path: Path) -> None:
     with closing(filled(cli)):
         file = tmp_path / "shop.prom"
         assert cli.call("metrics", "--output", str(file)).code == 0
-        assert numbers(file.read_text()) and [p.name for p in tmp_path.glob(".*")] == []
+        assert numbers(file.read_text()) and [p.name for p in tmp_path.glob("*.prom*")] == ["shop.prom"]
         refused = cli.call("metrics", "--output", str(tmp_path / "nowhere" / "shop.prom"))
         assert refused.code == 2 and "cannot be written: No such file or directory" in refused.problem
         for wrong in ("9108", "127.0.0.1:", "127.0.0.1:99999"):
             assert "is not host:port" in cli.call("metrics", "--listen", wrong).problem
         both = cli.call("metrics", "--listen", "127.0.0.1:0", "--output", "x")
         assert both.code == 2 and "mutually exclusive" in both.problem
+
+
+def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path: Path) -> None:
+    """The process is ended while it waits for the state database."""
+
+    def measure() -> list[Measurement]:
+        assert not [*tmp_path.iterdir()]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_metrics_file(measure, str(tmp_path / "shop.prom"))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_by_http(cli: Cli, tmp_path: Path) -> None:
@@ -125,7 +138,7 @@ def test_by_http(cli: Cli, tmp_path: Path) -> None:
             assert process.stderr is not None
             found = re.search(r"http://\S+/metrics", process.stderr.readline())
             assert found
-            with urllib.request.urlopen(found[0], timeout=30) as answer:
+            with urllib.request.urlopen(f"{found[0]}?name[]=cdc_lag_seconds", timeout=30) as answer:
                 assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
                 assert numbers(answer.read().decode())['cdc_running{pipeline="shop"}'] == 1
             with pytest.raises(urllib.error.HTTPError, match="404"):

@@ -13,13 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.data_source import table_changes
 from airflow_provider_cdc.data_source.changes_planner import ChangesPlanner
 from airflow_provider_cdc.data_source.options import ConnectionLookup
 from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.offset import Offset, Position
-from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
+from airflow_provider_cdc.mysql.binlog.walk import binlog_reader, changes
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.budget import set_byte_budget
@@ -156,7 +155,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not the last one of the piece, so it does not end where that ends."""
-    monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1 << 16)
+    monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1 << 16)
     set_byte_budget(monkeypatch, 1 << 16)
     is_mariadb = isinstance(world.server, MariaDBServer)
     name = "log_bin_compress" if is_mariadb else "binlog_transaction_compression"
@@ -174,7 +173,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
 
 def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is handed out in parts, on MariaDB too, which does not tell where it ends."""
-    monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1 << 18)
+    monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1 << 18)
     set_byte_budget(monkeypatch, 1 << 18)
     world.run("INSERT INTO t VALUES (-1, 'before')")
     values = ", ".join(f"({n}, REPEAT('x', 1000))" for n in range(1000))
@@ -201,7 +200,7 @@ def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.M
 
 def test_changes_that_wait_keep_their_gtids(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part is due in the middle of a transaction, and MariaDB does not announce where that ends: nothing is taken."""
-    monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1000)
+    monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1000)
     set_byte_budget(monkeypatch, 1000)
     names = []
     for n in range(30):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy, check_reused_names, describe_change
@@ -57,7 +55,7 @@ def test_a_column_goes_and_one_comes(
     assert TableSchema.from_json(made.to_json()).to_json() == made.to_json()
     # What comes next leaves it as it is.
     again = policy.decide_definition(
-        made, replace(made, columns=(*made.columns, nullable("d", "int")), retained=(), removed=())
+        made, made.replace(columns=(*made.columns, nullable("d", "int")), retained=(), removed=())
     )
     assert names(again)[1] == kept and again.removed == dropped
     # Read again, nothing of its name is left in a file.
@@ -75,7 +73,7 @@ def test_what_the_lists_leave_out_is_not_kept() -> None:
 
 def test_a_name_in_another_case_is_the_same_column() -> None:
     for policy in (LENIENT, IGNORE):
-        assert names(policy.decide_definition(TABLE, of(A, replace(B, name="B")), overwrites_rows=True)) == (
+        assert names(policy.decide_definition(TABLE, of(A, B.replace(name="B")), overwrites_rows=True)) == (
             ["id", "a", "B"],
             [],
         )
@@ -94,7 +92,7 @@ def test_a_column_that_comes_back() -> None:
     check_reused_names(TABLE, left_out, ["c"])
     assert names(left_out) == (["id", "a", "b"], []) and left_out.excluded == ("c",)
     # It stays left out until it is read again under another policy, whatever comes in between.
-    later = EVOLVE.decide_definition(left_out, replace(left_out, columns=(*left_out.columns, nullable("d", "int"))))
+    later = EVOLVE.decide_definition(left_out, left_out.replace(columns=(*left_out.columns, nullable("d", "int"))))
     assert names(later)[0] == ["id", "a", "b", "d"] and later.auto_excluded == ("c",)
     assert TableSchema.from_json(later.to_json()).auto_excluded == ("c",)
     again = EVOLVE.decide_definition(later, of(A, B, C, nullable("d", "int")), overwrites_rows=True)
@@ -102,7 +100,7 @@ def test_a_column_that_comes_back() -> None:
 
 
 def test_a_table_without_a_usable_key() -> None:
-    before, after = replace(TABLE, key=()), replace(of(A), key=())
+    before, after = TABLE.replace(key=()), of(A).replace(key=())
     for policy in (LENIENT, IGNORE):
         with pytest.raises(DdlNotFollowed, match="column b is gone, which a table without a usable key cannot keep"):
             policy.decide_definition(before, after, overwrites_rows=True)
@@ -149,7 +147,7 @@ def test_nothing_but_new_columns() -> None:
     ids=lambda found: found if isinstance(found, bool) else found.column_type,
 )
 def test_types(old: Column, new: Column, wider: bool) -> None:
-    before, after = replace(TABLE, columns=(ID, old)), of(new)
+    before, after = TABLE.replace(columns=(ID, old)), of(new)
     assert EVOLVE.decide_definition(before, after).copied_columns == after.copied_columns
     with pytest.raises(DdlNotFollowed, match="column a was .* and is .*, which stream.schema_changes: ignore does not"):
         IGNORE.decide_definition(before, after)
@@ -159,7 +157,7 @@ def test_types(old: Column, new: Column, wider: bool) -> None:
         with pytest.raises(DdlNotFollowed, match="stream.schema_changes: lenient does not take over"):
             LENIENT.decide_definition(before, after)
     assert IGNORE.decide_definition(before, after, is_requested=True).copied_columns == after.copied_columns
-    same = of(replace(old, column_type=f"{old.column_type} /* as before */"))
+    same = of(old.replace(column_type=f"{old.column_type} /* as before */"))
     assert IGNORE.decide_definition(before, same).copied_columns == same.copied_columns
 
 

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source
-from airflow_provider_cdc.airflow.operators.stream_stop import request_stop
+from airflow_provider_cdc.airflow.operators.stream_driver import request_stop
 from airflow_provider_cdc.config.connections import ResolvedConnection
-from airflow_provider_cdc.driver.launch import new_log_file, release_driver, result_file, start_detached
+from airflow_provider_cdc.driver.launch import detach_driver, new_log_file, result_file, start_detached
 from airflow_provider_cdc.driver.main import DriverRequest
 from airflow_provider_cdc.state import StateDatabase
-from airflow_provider_cdc.system.processes import kill_session, machine_id, process_start_time, session_members
+from airflow_provider_cdc.system.processes import kill_session, pid_scope_id, process_start_time, session_members
 from tests.support.processes import wait_for
 
 
@@ -63,7 +63,7 @@ def test_it_goes_on_when_it_was_let_go(tmp_path: Path, silent: socket.socket) ->
     process, result, there = start(tmp_path, silent)
     with there:
         try:
-            release_driver(process)
+            detach_driver(process)
             there.close()  # the source is away: the driver ends by itself and says so
             assert process.wait(200) == 3 and result.exists()
         finally:
@@ -77,7 +77,7 @@ def test_asked_to_stop_when_the_task_is_killed(tmp_path: Path, silent: socket.so
         store.register_pipeline("p", "server")
         sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
         try:
-            details = {"machine": machine_id()}
+            details = {"machine": pid_scope_id()}
             store.begin_epoch(
                 "p", 0, socket.gethostname(), sleeper.pid, process_start_time(sleeper.pid), details=details
             )

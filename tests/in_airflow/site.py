@@ -15,9 +15,10 @@ from airflow_provider_cdc.config.connections import _parse_uri, mysql_connect_ar
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
 from airflow_provider_cdc.state import ChunkGroupRow, EpochRow, StateDatabase
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.airflow_client import PATIENCE, Client
 from tests.support.airflow_processes import Airflow
+from tests.support.epochs import run_epoch_in_process
 from tests.support.mailbox import Mailbox
 from tests.support.oracle import compare_all
 from tests.support.otlp import Collector

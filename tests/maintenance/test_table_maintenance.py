@@ -18,11 +18,11 @@ from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Upsert
-from airflow_provider_cdc.stream.run import run_epoch_in_process
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.sinks.conformance import FENCE, KEYED, rows, widened
 from tests.support.cli import Cli
 from tests.support.delta import as_delta
+from tests.support.epochs import run_epoch_in_process
 from tests.support.servers import MySQLServer
 
 

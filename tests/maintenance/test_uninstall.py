@@ -15,8 +15,8 @@ from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.adoption import OWNER_PROPERTY
 from airflow_provider_cdc.snapshot.claims import GroupClaim
-from airflow_provider_cdc.system.failpoints import FORGET
 from tests.support.cli import Cli, tree
+from tests.support.failpoints import FORGET
 from tests.support.oracle import compare_all
 from tests.support.s3 import S3
 from tests.support.servers import MySQLServer

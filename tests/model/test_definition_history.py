@@ -7,6 +7,7 @@ import json
 import pytest
 
 from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
@@ -54,16 +55,6 @@ def test_they_survive_json() -> None:
         assert value["version"] == 1 and DefinitionHistory.from_json(value) == found
 
 
-def test_as_they_were_written_before() -> None:
-    """A bare definition, with its place and revision in it; the first ones had neither."""
-    assert DefinitionHistory.from_json(
-        {**ONE.to_json(), "since": None, "revision": 0}
-    ) == DefinitionHistory.from_single(ONE)
-    assert DefinitionHistory.from_json(ONE.to_json()) == DefinitionHistory.from_single(ONE)
-    again = {**TWO.to_json(), "since": place(2, 70).to_json(), "revision": 3}
-    assert DefinitionHistory.from_json(again) == DefinitionHistory(((place(2, 70), TWO),), 3)
-
-
 def test_of_a_newer_version() -> None:
-    with pytest.raises(ValueError, match="of version 2, and 1 is the newest"):
-        DefinitionHistory.from_json({"version": 2, "revision": 0, "definitions": []})
+    with pytest.raises(TerminalError, match=r"DefinitionHistory in here cannot be read: Invalid value 2 - at `\$.vers"):
+        DefinitionHistory.from_json({"version": 2, "versions": []}, "here")

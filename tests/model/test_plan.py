@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
+from airflow_provider_cdc.model.json_record import parse_json
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.plan import (
     CHUNKS_PER_FILE,
@@ -16,12 +16,13 @@ from airflow_provider_cdc.model.plan import (
     MAX_GROUPS,
     Chunk,
     Plan,
+    PlanningCost,
     chunks_from_bounds,
     cut_into_slices,
     even_chunk_width,
     number_and_group,
 )
-from airflow_provider_cdc.model.plan_history import FollowedDdl
+from airflow_provider_cdc.model.plan_history import STORED_AMENDMENT, FollowedDdl, Replan
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
 keys = st.integers(-(2**63), 2**64 - 1)
@@ -77,7 +78,7 @@ def test_many_chunks_stay_below_the_limit_of_mapped_tasks() -> None:
 def test_a_plan_survives_json() -> None:
     column = Column("k", "varchar", "varchar(9)", False, 9, 36, "utf8mb4", "utf8mb4_bin", members=("a", "b"))
     table = TableSchema("d`b", "t.t", (column,), ("k",))
-    offset = Offset("server", Position("binlog.000003", 77), "u:1-5", ("X'61',X'',1",))
+    offset = Offset("server", "binlog.000003", 77, "u:1-5", ("X'61',X'',1",))
     plan = Plan(
         pipeline="p",
         generation=2,
@@ -88,8 +89,10 @@ def test_a_plan_survives_json() -> None:
         patterns=((r"d.*",), ("x",)),
     )
     assert Plan.from_json(plan.to_json()) == plan
-    # As plans were written before: bare definitions.
-    assert Plan.from_json({**plan.to_json(), "tables": [{**table.to_json(), "since": None, "revision": 0}]}) == plan
+    stored = plan.replace(costs=(PlanningCost(1, 2),), superseded_chunks=plan.chunks).to_json()
+    assert (
+        stored == plan.to_json() and stored["version"] == 1 and Plan.from_json(json.loads(json.dumps(stored))) == plan
+    )
     assert plan.p0_seq == plan.timeline.seq(offset.at)
     assert plan.groups_of(0) == {0} and plan.groups_of(1) == set()
     assert plan.start_seq(0) == plan.p0_seq
@@ -98,14 +101,15 @@ def test_a_plan_survives_json() -> None:
 def test_an_amended_plan() -> None:
     """One table planned again: its definition, where its changes begin, and its outermost bounds. No other table."""
     tables = tuple(TableSchema("d", name, (Column("k", "int", "int", False),), ("k",)) for name in "ab")
-    offset = Offset("server", Position("binlog.000003", 77), "")
+    offset = Offset("server", "binlog.000003", 77, "")
     listed = [*chunks_from_bounds(0, [(1,), (5,)], (9,)), *chunks_from_bounds(1, [(1,), (5,), (7,)], (9,))]
     chunks_, lineage = number_and_group(listed, 1000, 10), Timeline("server", "binlog.000003")
     plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tuple(map(DefinitionHistory.from_single, tables)), chunks_)
     later = Position("binlog.000004", 5)
-    schema = replace(tables[1], columns=(*tables[1].columns, Column("w", "int", "int", True)))
+    schema = tables[1].replace(columns=(*tables[1].columns, Column("w", "int", "int", True)))
     again = plan.definitions[1].replanned(later, schema)
-    value = json.loads(json.dumps({"table": 1, "definitions": again.to_json(), "lower": (-3,), "upper": (20,)}))
+    value = Replan(1, again, (-3,), (20,))
+    assert parse_json(json.dumps(value.to_json()).encode(), STORED_AMENDMENT) == value
     found = plan.with_amendments([value])
     assert found.tables == (tables[0], schema) and found.chunks[:2] == chunks_[:2]
     assert [(c.lower, c.upper, c.includes_upper) for c in found.chunks[2:]] == [
@@ -116,15 +120,12 @@ def test_an_amended_plan() -> None:
     assert [(c.number, c.group) for c in found.chunks] == [(c.number, c.group) for c in chunks_]
     assert found.start_seq(0) == plan.p0_seq and found.start_seq(1) == lineage.seq(later)
     # A table of one chunk, and one of none.
-    one = replace(plan, chunks=(chunks_[0], replace(chunks_[1], table=1, includes_upper=True)))
+    one = plan.replace(chunks=(chunks_[0], chunks_[1].replace(table=1, includes_upper=True)))
     assert [(c.lower, c.upper) for c in one.with_amendments([value]).chunks] == [((1,), (5,)), ((-3,), (20,))]
-    none = replace(plan, chunks=chunks_[:2]).with_amendments([{**value, "lower": None, "upper": None}])
+    none = plan.replace(chunks=chunks_[:2]).with_amendments([value.replace(lower=None, upper=None)])
     assert none.chunks == chunks_[:2] and none.tables[1] == schema
-    # As they were written before: the place and the revision in the definition. The newest one counts.
-    before = {**value, "schema": {**schema.to_json(), "since": later.to_json(), "revision": 1}}
-    del before["definitions"]
-    assert plan.with_amendments([before]) == found
-    newer = {**value, "definitions": again.replanned(later, tables[1]).to_json()}
+    # The newest one counts.
+    newer = value.replace(definitions=again.replanned(later, tables[1]))
     assert (
         plan.with_amendments([newer, value]).tables == tables and plan.with_amendments([value, newer]).tables == tables
     )
@@ -138,15 +139,15 @@ def test_ddl_that_was_followed() -> None:
     column = Column("k", "int", "int", False)
     tables = tuple(TableSchema("d", name, (column,), ("k",)) for name in "ab")
     added = [Column(f"w{i}", "int", "int", True) for i in range(3)]
-    wider = [replace(tables[1], columns=(column, *added[:n])) for n in (1, 2, 3)]
+    wider = [tables[1].replace(columns=(column, *added[:n])) for n in (1, 2, 3)]
     old = Timeline("server", "binlog.000003")
     new = old.with_segment("other", "log.000001", old.seq(Position("binlog.000009", 0)))
     places = [Position("binlog.000003", 500), Position("binlog.000004", 7), Position("log.000001", 90)]
     seqs = [old.seq(places[0]), old.seq(places[1]), new.seq(places[2])]
-    offset = Offset("server", Position("binlog.000003", 77), "")
+    offset = Offset("server", "binlog.000003", 77, "")
     plan = Plan("p", 1, offset, old, (("d.*",), ()), tuple(map(DefinitionHistory.from_single, tables)), ())
-    written = [FollowedDdl(1, 0, seq, schema).to_json() for seq, schema in zip(seqs, wider, strict=True)]
-    values = json.loads(json.dumps(written[::-1]))
+    written = [FollowedDdl(1, 0, seq, schema) for seq, schema in zip(seqs, wider, strict=True)]
+    values = [parse_json(step.to_json(), STORED_AMENDMENT) for step in written[::-1]]
     found = plan.with_amendments(values)
     assert [f.seq for f in found.amendments] == seqs and found.tables == (tables[0], wider[2])
     assert found.tables[1].fingerprint() == wider[2].fingerprint()
@@ -162,5 +163,5 @@ def test_ddl_that_was_followed() -> None:
     assert found.with_full_before_images(lambda table: table.name == "b").tables[1].full_before_images
     # Planned again behind the first: what was followed before does not count.
     again = plan.definitions[1].replanned(places[1], tables[1])
-    amendment = {"table": 1, "definitions": again.to_json(), "lower": None, "upper": None}
+    amendment = Replan(1, again, None, None)
     assert plan.with_amendments([*values[1:], amendment]).definitions_for(old)[1] == again

@@ -23,6 +23,7 @@ def test_a_rate_counts_only_what_was_read_in_its_time() -> None:
         "corrected": 7,
         "rows_per_second": 2000,
         "eta_seconds": 20.0,
+        "paused": None,
     }
 
 

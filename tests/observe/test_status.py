@@ -16,7 +16,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from airflow_provider_cdc.model.errors import TableSuspendedError
+from airflow_provider_cdc.model.errors import TableSuspendedError, TerminalError
 from airflow_provider_cdc.mysql.client.identity import binlog_end as end_of_log
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.observe.lag import Lag, changes_per_second, measure_lag
@@ -272,8 +272,9 @@ def test_how_each_table_stands(tmp_path: Path, mysql_server: MySQLServer, databa
     assert first["state"] == second["state"] == "stopped"
     assert first["at"] == second["at"] == f"{offset['file']}:{offset['position']}" and first["lag_seconds"] == 0
     before, after = first["definitions"]
-    assert before == {"since": None, "columns": {"id": "int", "v": "int"}, "key": ["id"]}
+    assert before == {"since": None, "columns": {"id": "int", "v": "int"}, "key": ["id"], "changed": ""}
     assert after["columns"] == {"id": "int", "v": "int", "w": "int"} and after["since"].startswith("binlog.")
+    assert after["changed"] == "new columns: w"
     mysql_server.session(database, "ALTER TABLE a DROP COLUMN w, ORDER BY id", "INSERT INTO b VALUES (7)")
     with pytest.raises(TableSuspendedError):
         cli.catch_up()
@@ -290,3 +291,30 @@ def test_how_each_table_stands(tmp_path: Path, mysql_server: MySQLServer, databa
     assert states() == ["removed", "stopped"]
     said = cli.call("status").out
     assert f"    {database}.a: removed at {found()[0]['at']}, 1/1 chunks" in said and "re-snapshotted once" in said
+
+
+def test_a_copy_that_cannot_be_read(tmp_path: Path, mysql_server: MySQLServer, database: str) -> None:
+    """Its row says why; all others are shown as ever, and the exit code is that of the error."""
+    mysql_server.session(
+        database,
+        "CREATE TABLE a (id INT PRIMARY KEY)",
+        "INSERT INTO a VALUES (1)",
+        "CREATE TABLE b (id INT PRIMARY KEY)",
+        "INSERT INTO b VALUES (1)",
+    )
+    cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database)
+    cli.snapshot()
+    whole = binlog_end(cli)
+    newest = max((cli.sink / database / "b" / "_delta_log").glob("*.json"))
+    newest.write_bytes(b'{"commitInfo"')
+    result = cli.call("status", "--json")
+    found = json.loads(result.out)
+    assert result.code == TerminalError.exit_code
+    assert f"1 of 2 copies cannot be read: {database}.b" in result.problem
+    (a, b), (whole_a, whole_b) = found["tables"], whole["tables"]
+    assert (a, a["error"]) == (whole_a, None)
+    assert newest.name in b["error"] and {**b, "error": None} == whole_b
+    assert found["sink"] == whole["sink"][:1] and found["phase"] == whole["phase"] == "snapshot_complete"
+    shown = cli.call("status")
+    assert shown.code == TerminalError.exit_code and f"    {database}.a: 1 rows in 1 files" in shown.out
+    assert f"    {database}.b: copied, 1/1 chunks" in shown.out and f"; {b['error']}" in shown.out

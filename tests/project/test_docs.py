@@ -98,8 +98,9 @@ def test_the_picture_has_every_room_above_those_that_it_may_import() -> None:
 
 
 def room_description(room: str) -> str:
-    """The docstring of a room's package."""
-    return ast.get_docstring(ast.parse((PACKAGE / room.replace(".", "/") / "__init__.py").read_text())) or ""
+    """The docstring of a room's package, with names as Markdown has them."""
+    text = ast.get_docstring(ast.parse((PACKAGE / room.replace(".", "/") / "__init__.py").read_text())) or ""
+    return re.sub(r":\w+:`[.~]?(?:[\w.]+\.)?(\w+)`", r"``\1``", text)
 
 
 def test_rooms_are_told_as_their_packages_tell_them() -> None:

@@ -20,6 +20,7 @@ PACKAGE = ROOT / "airflow_provider_cdc"
 MODULES = [
     *sorted((PACKAGE / "mysql/binlog").rglob("*.py")),
     PACKAGE / "apply/batch_planner.py",
+    PACKAGE / "mysql/positions/offset_walk.py",
     PACKAGE / "mysql/positions/xa_lookback.py",
     PACKAGE / "mysql/client/charsets.py",
     PACKAGE / "mysql/client/collations.py",
@@ -36,8 +37,6 @@ OF_ONE_TABLE = {
     "fail_table_at_event",
     "binlog_value_error",
     "_fail_mismatch",
-    "_damaged_rows in row_decoder.py",
-    "_value_error",
     "of_one",
 }
 #: Functions whose errors are worth a retry of the whole stream, or are of the connection.
@@ -86,7 +85,7 @@ OF_ALL: dict[tuple[str, str, str], str] = {
     (_WALK + "walker.py", "_leave_payload", "a compressed transaction without its end, before "): _LOST,
     (_WALK + "walker.py", "_finish_transaction", "XA PREPARE of a transaction that did not begin as XA, at "): _LOST,
     ("apply/batch_planner.py", "find_batch_end", "the binlog of the server ends at "): _PLACE,
-    ("apply/batch_planner.py", "_walk", " is in the binlog of the server before "): _PLACE,
+    ("mysql/positions/offset_walk.py", "_advance", " is in the binlog of the server before "): _PLACE,
     (
         "mysql/positions/xa_lookback.py",
         "prepared_rows",

@@ -8,8 +8,10 @@ import subprocess
 from pathlib import Path
 
 import yaml
+from prometheus_client import generate_latest
 
-from airflow_provider_cdc.observe.metric_definitions import METRICS, Measurement, prometheus_text
+from airflow_provider_cdc.observe.metrics import METRICS, Measurement
+from airflow_provider_cdc.observe.prometheus import make_registry
 from tests import ROOT
 from tests.support.packages import PROMETHEUS, unpacked_packages
 
@@ -22,13 +24,20 @@ def test_each_number_is_on_the_page_with_its_rule() -> None:
     assert listed == {name: (metric.help_text, metric.per_table) for name, metric in METRICS.items()}
 
 
+def prometheus_names() -> dict[str, str]:
+    """The name of each metric in what Prometheus reads."""
+    measured = [Measurement(name, 1, "p", "d.t" if metric.per_table else None) for name, metric in METRICS.items()]
+    shown = re.findall(r"^(cdc_\w+)\{", generate_latest(make_registry(lambda: measured)).decode(), re.MULTILINE)
+    return dict(zip(METRICS, shown, strict=True))
+
+
 def test_the_rules_are_those_of_the_page() -> None:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     assert [rule["expr"] for rule in group["rules"]] == [rule for *_, rule in _ROW.findall(PAGE.read_text())]
-    known = {metric.prometheus_name for metric in METRICS.values()}
-    for metric, rule in zip(METRICS.values(), group["rules"], strict=True):
+    names = prometheus_names()
+    for (name, metric), rule in zip(METRICS.items(), group["rules"], strict=True):
         named = set(re.findall(r"cdc_\w+", rule["expr"]))
-        assert metric.prometheus_name in named <= known, rule["expr"]
+        assert names[name] in named <= {*names.values()}, rule["expr"]
         assert re.fullmatch(r"\d+[mh]", rule["for"]) and rule["labels"]["severity"] in ("page", "ticket")
         labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert labels == ({"table"} if metric.per_table else {"pipeline"}), rule
@@ -85,7 +94,7 @@ def test_prometheus_takes_the_rules_and_each_is_heard(tmp_path: Path) -> None:
     """By its own tool, which reads the file as Prometheus does and tries rules on numbers."""
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     assert [rule["alert"] for rule in group["rules"]] == [*HEARD]
-    known, files = {metric.prometheus_name: metric for metric in METRICS.values()}, []
+    known, files = {shown: METRICS[name] for name, shown in prometheus_names().items()}, []
     for rule in group["rules"]:
         tests = []
         for heard, numbers in zip((True, False), HEARD[rule["alert"]], strict=True):
@@ -117,8 +126,8 @@ def test_the_text_format() -> None:
         Measurement("inserts", 2.0**60, "q", "d.t"),
         Measurement("lag_seconds", 12.5, "q"),
     ]
-    assert prometheus_text(found).splitlines() == [
-        "# HELP cdc_lag_seconds Age of the oldest commit in the source that was not read yet",
+    assert generate_latest(make_registry(lambda: found)).decode().splitlines() == [
+        "# HELP cdc_lag_seconds Age of the oldest commit in the source that has not been read yet",
         "# TYPE cdc_lag_seconds gauge",
         'cdc_lag_seconds{pipeline="p"} 1e-07',
         'cdc_lag_seconds{pipeline="q"} 12.5',

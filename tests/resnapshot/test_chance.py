@@ -18,7 +18,7 @@ from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.offset import Offset
-from airflow_provider_cdc.resnapshot import staged_reads as reread
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
 from airflow_provider_cdc.sinks.delta.merge import key_index, table_edit
@@ -142,7 +142,7 @@ class World:
                 raise Crash(name)
 
         with pytest.MonkeyPatch.context() as patch, suppress(Crash):
-            for module in (apply, reread):
+            for module in (apply, publish):
                 patch.setattr(module, "failpoint", failpoint)
             with self.cli.epoch() as epoch, closing(epoch.job.make_planner()) as planner:
                 at, chance = epoch.section_start, self.chance

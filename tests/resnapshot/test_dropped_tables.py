@@ -19,13 +19,14 @@ from airflow_provider_cdc.resnapshot import dropped_tables as dropping
 from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.delta import maintenance
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system import failpoints
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot import test_membership
 from tests.resnapshot.test_membership import ALL, captures, change, events, wait_until
 from tests.resnapshot.test_suspension import equal
+from tests.support import failpoints
 from tests.support.cli import Cli, tree
+from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import KILLED, Nursery
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables
@@ -391,4 +392,4 @@ def test_it_is_written_down_where_the_table_was_suspended(server: MySQLServer, d
     run(server, "DROP TABLE keyed", "ALTER TABLE quiet ORDER BY id")
     cli.catch_up()
     found = [json.loads(path.read_text()) for path in (cli.sink / "_cdc" / "p" / "amended" / "1").glob("*.json")]
-    assert {step["table"]: step["suspended"].get("dropped") for step in found} == {0: True, 2: None}
+    assert {step["table"]: step.get("dropped") for step in found} == {0: True, 2: None}

@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN, TS_COLUMN
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
@@ -156,7 +156,7 @@ def test_a_run_that_is_killed(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        for module in (exchanging, schema_changes):
+        for module in (publish, schema_changes):
             patch.setattr(module, "failpoint", killed)
         cli.catch_up()
     change(server, database, "INSERT INTO {t} VALUES (10, 'back')")

@@ -18,18 +18,20 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Chunk, Plan
 from airflow_provider_cdc.model.staged_read import StagedRead
-from airflow_provider_cdc.resnapshot import key_ranges
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.resnapshot import staged_files as staged
-from airflow_provider_cdc.resnapshot import staged_reads as reread
+from airflow_provider_cdc.resnapshot.read import stage_ranges
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
+from airflow_provider_cdc.resnapshot.wait import publish_or_wait
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system.failpoints import RESNAPSHOT_OUTCOME
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.chance import Killed
 from tests.support.cli import Cli, asked_by
+from tests.support.epochs import run_epoch_in_process
+from tests.support.failpoints import RESNAPSHOT_OUTCOME
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
@@ -224,7 +226,7 @@ def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str, monkeypat
             raise Killed(place)
 
     with monkeypatch.context() as patch:
-        for module in (reread, staged):
+        for module in (publish, staged):
             patch.setattr(module, "failpoint", failpoint)
         with pytest.raises(Killed):
             cli.catch_up()
@@ -248,9 +250,8 @@ def test_a_part_that_another_has_overtaken(server: MySQLServer, cli: Cli) -> Non
             return run_in_threads(job)
 
         with cli.streaming(), pytest.raises(TransientError, match="cannot be published"):
-            key_ranges.resnapshot_ranges(
-                context, store, index, lambda *_: [Chunk(0, index, 0, (205,), (505,), False)], run
-            )
+            chunks = [Chunk(0, index, 0, (205,), (505,), False)]
+            publish_or_wait(*stage_ranges(context, index, lambda *_: chunks, run), store)
         assert [e.kind for e in store.last_events("p", 100) if "began later" in e.detail] == ["reread_dropped"]
     assert differences(server, cli, "number")
     assert cli.resnapshot("part.number", TABLES["number"][2]) == "staged"

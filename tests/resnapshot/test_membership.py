@@ -15,13 +15,12 @@ from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.observe.status import read_status
-from airflow_provider_cdc.resnapshot import membership, suspension
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import membership, publish, suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.storage.storage import write_json
-from airflow_provider_cdc.system import failpoints
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_suspension import equal
+from tests.support import failpoints
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables
@@ -259,7 +258,7 @@ def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path, mon
             raise Died(name)
 
     with monkeypatch.context() as patch:
-        for module in (apply, membership, exchanging, schema_changes, suspension):
+        for module in (apply, membership, publish, schema_changes, suspension):
             if hasattr(module, "failpoint"):
                 patch.setattr(module, "failpoint", die)
         with pytest.raises(Died):

@@ -9,7 +9,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,22 @@ from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest, generatio
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import TableSuspendedError, TerminalError, TransientError
-from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.resnapshot.key_ranges import resnapshot_where
+from airflow_provider_cdc.resnapshot.read import run_resnapshot, stage_table
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
-from airflow_provider_cdc.resnapshot.whole_table import resnapshot_table, stage_table
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import epoch as epochs
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.chance import Killed
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import Difference, compare_all
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables
@@ -170,9 +169,7 @@ def test_a_reading_that_is_staged_when_a_later_one_is_in(server: MySQLServer, cl
 
     def read() -> str:
         with cli.opened() as (context, store):
-            if first is None:
-                return resnapshot_table(context, store, "d.keyed", slowly)
-            return resnapshot_where(context, store, "d.keyed", first, slowly)
+            return run_resnapshot(context, store, "d.keyed", first, slowly)
 
     with cli.streaming():
         if said:
@@ -231,7 +228,7 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkey
     for index in (0, last):  # the stream dies when it has written down that the table rejoins, and not exchanged it yet
         assert cli.resnapshot(context.require_plan().tables[index].label) == "staged"
         with monkeypatch.context() as patch:
-            dies(patch, exchanging, "rejoin.after_write")
+            dies(patch, publish, "rejoin.after_write")
             with pytest.raises(Killed):
                 cli.catch_up()
         first = context.layout.amendment(1, index, 1)
@@ -254,10 +251,10 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkey
 
 def test_the_last_revision_of_a_table() -> None:
     """Its fence would be that of the next snapshot, whose jobs would take the table for begun."""
-    at, schema = Offset("server", Position("binlog.000001", 4), ""), TableSchema("d", "t", (), ())
+    at, schema = Offset("server", "binlog.000001", 4, ""), TableSchema("d", "t", (), ())
     plan = Plan("p", 1, at, Timeline("server", "binlog.000001"), (), (DefinitionHistory.from_single(schema),), ())
-    last = replace(plan, amendments=(Rejoin(0, 999_999, 7, schema),))
-    following = replace(plan, generation=2)
+    last = plan.replace(amendments=(Rejoin(0, 999_999, 7, schema),))
+    following = plan.replace(generation=2)
     assert generation_fence(plan, 0).value < generation_fence(last, 0).value < generation_fence(following, 0).value
     with pytest.raises(TerminalError, match=r"d\.t was re-snapshotted 1,000,000 times.*fresh sink\.path") as stopped:
         generation_fence(last, 0, 1_000_000)
@@ -335,7 +332,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
 
     def blind(*args: Any) -> Any:
         """That thread looks when the driver has just taken in what waited."""
-        return [] if threading.current_thread().name == "rereading" else looks(*args)
+        return [] if threading.current_thread().name == "resnapshot-worker" else looks(*args)
 
     def enqueue_slowly(self: rereading.ResnapshotWorker, *args: Any) -> None:
         """Give the thread time to begin before the driver continues."""

@@ -21,11 +21,12 @@ from airflow_provider_cdc.resnapshot import purged_binlog as next_snapshot
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
 from airflow_provider_cdc.runtime.liveness import Heartbeat
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system.failpoints import NEXT_SNAPSHOT
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_staged_reads import Lost
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
+from tests.support.failpoints import NEXT_SNAPSHOT
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer

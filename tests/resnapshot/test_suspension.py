@@ -14,11 +14,12 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.mysql.chunks import keyless, planner
 from airflow_provider_cdc.mysql.client import session
-from airflow_provider_cdc.resnapshot import whole_table as resnapshot
+from airflow_provider_cdc.resnapshot import read as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables

@@ -17,13 +17,11 @@ from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import CdcError, TableSuspendedError
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import publish, suspension
 from airflow_provider_cdc.resnapshot import staged_files as staged
-from airflow_provider_cdc.resnapshot import staged_reads as reread
-from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.snapshot.run import run_group
-from airflow_provider_cdc.system import failpoints
 from tests.resnapshot.test_suspension import copied, equal
+from tests.support import failpoints
 from tests.support.cli import Cli, asked_by
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -74,7 +72,7 @@ def dies(monkeypatch: pytest.MonkeyPatch, at: str, times: int = 1) -> Any:
             if left[0] == 0:
                 raise Died(name)
 
-    for module in (apply, reread, exchanging, staged, schema_changes, suspension):
+    for module in (apply, publish, staged, schema_changes, suspension):
         if hasattr(module, "failpoint"):
             patched.setattr(module, "failpoint", die)
     return patched

@@ -34,21 +34,19 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.model.plan_history import Rejoin, Suspension
 from airflow_provider_cdc.model.schema import INTEGER_TYPES, TEXT_TYPES
 from airflow_provider_cdc.mysql.chunks import chunk, keyless
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import publish, suspension
 from airflow_provider_cdc.resnapshot import staged_files as staged
-from airflow_provider_cdc.resnapshot import staged_reads as reread
-from airflow_provider_cdc.resnapshot import suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.merge import key_index
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
-from airflow_provider_cdc.system.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM
-from airflow_provider_cdc.system.failpoints import SUSPENSION as SUSPENSION
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.altering import quoted, seen
 from tests.support.chance import Killed, at_once, killed
 from tests.support.cli import Cli
 from tests.support.definitions import check_definitions
+from tests.support.epochs import run_epoch_in_process
+from tests.support.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM, SUSPENSION
 from tests.support.oracle import compare, compare_all
 from tests.support.redefining import TABLES, Load, change
 from tests.support.servers import MySQLServer
@@ -60,7 +58,7 @@ _MORE = 20
 _DATABASE = "chance_s"
 #: Seeds of schedules whose copies do not take over all that the source does begin here.
 _POLICIES = 100
-_MODULES = (apply, reread, exchanging, staged, schema_changes, suspension, batches, slices, chunk_group, chunk, keyless)
+_MODULES = (apply, publish, staged, schema_changes, suspension, batches, slices, chunk_group, chunk, keyless)
 #: What may become of a table that an operator reads again while it is altered.
 _REFUSED = ("no longer exists", "was altered", "altered all the time", "cannot be published", "has changed")
 #: The same where some rows are to be read.
@@ -253,13 +251,13 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
-    go = rereading.ResnapshotWorker._loop
+    go = rereading.ResnapshotWorker._run
 
     def ends(self: rereading.ResnapshotWorker) -> None:
         with suppress(Killed):
             go(self)
 
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_loop", ends)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_run", ends)
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
     found = World(server, tmp_path, seed)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.system.failpoints import RUN_FAILPOINTS
+from tests.support.failpoints import RUN_FAILPOINTS
 from tests.support.harness import Deaths, Lake, Nursery
 from tests.support.hot import HOT
 from tests.support.schedules import CHAINS, Schedule, carry_out

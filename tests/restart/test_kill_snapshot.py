@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.system.failpoints import SNAPSHOT
+from tests.support.failpoints import SNAPSHOT
 from tests.support.harness import KILLED, Deaths, Lake, Nursery
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import check_ledger, compare_all

@@ -19,7 +19,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.system.failpoints import (
+from airflow_provider_cdc.system.processes import process_start_time
+from tests.support.altering import quoted
+from tests.support.cli import Cli
+from tests.support.commands import EXCUSES, Commands
+from tests.support.definitions import check_definitions
+from tests.support.failpoints import (
     ADDED_TABLE,
     DROPPED_TABLE,
     REQUESTS,
@@ -29,11 +34,6 @@ from airflow_provider_cdc.system.failpoints import (
     STREAM,
     SUSPENSION,
 )
-from airflow_provider_cdc.system.processes import process_start_time
-from tests.support.altering import quoted
-from tests.support.cli import Cli
-from tests.support.commands import EXCUSES, Commands
-from tests.support.definitions import check_definitions
 from tests.support.harness import KILLED, Child, Nursery
 from tests.support.oracle import Place, compare_all
 from tests.support.redefining import TABLES as DEFINITIONS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.system.failpoints import RUN_FAILPOINTS
+from tests.support.failpoints import RUN_FAILPOINTS
 from tests.support.harness import Deaths, Nursery
 from tests.support.s3 import Kind, s3_server
 from tests.support.schedules import CHAINS, Schedule, carry_out

@@ -29,6 +29,7 @@ from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
 from tests.support.delta import as_delta
+from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -336,7 +337,7 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     chunk_group.ChunkGroup(world.context, plan, 0, world.targets).publish(2, late)
     assert [target.load_log().version for target in world.targets] == before
     assert chunk_group.read_coverage(world.context, plan, world.targets) == held
-    stream.run_epoch_in_process(world.begin())
+    run_epoch_in_process(world.begin())
     assert not world.differences()
 
 
@@ -371,18 +372,18 @@ def test_attempts_go_on_counting_without_the_bookkeeping(world: World, nursery: 
     assert manifest.stat().st_mtime_ns == before
     app = chunk_group.group_marker(world.context.require_plan(), 0)
     assert [target.markers().get(app) for target in world.targets] == [1, 2]
-    stream.run_epoch_in_process(world.begin())
+    run_epoch_in_process(world.begin())
     assert not world.differences()
 
 
 def test_a_stream_without_the_bookkeeping(world: World) -> None:
     world.take_snapshot()
-    stream.run_epoch_in_process(world.begin())
+    run_epoch_in_process(world.begin())
     world.store.close()
     world.stores.clear()
     world.lake.lose("bookkeeping")
     world.write("INSERT INTO a VALUES (100, 1)")
     epoch = world.begin()
     assert epoch.number == 2
-    stream.run_epoch_in_process(epoch)
+    run_epoch_in_process(epoch)
     assert not world.differences()

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,13 @@ from airflow_provider_cdc.model.errors import NotComparableError, NotReadyError,
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
 from airflow_provider_cdc.sinks.storage.storage import write_json
-from airflow_provider_cdc.system.failpoints import (
+from airflow_provider_cdc.system.processes import process_start_time
+from tests.support.altering import quoted
+from tests.support.chance import Threads, run_fresh, seeds_asked_for
+from tests.support.cli import Cli
+from tests.support.commands import DEADLINE_SECONDS, Commands
+from tests.support.copy_model import Copy, difference_of
+from tests.support.failpoints import (
     ADDED_TABLE,
     REQUESTS,
     RESNAPSHOT,
@@ -33,12 +39,6 @@ from airflow_provider_cdc.system.failpoints import (
     STREAM,
     SUSPENSION,
 )
-from airflow_provider_cdc.system.processes import process_start_time
-from tests.support.altering import quoted
-from tests.support.chance import Threads, run_fresh, seeds_asked_for
-from tests.support.cli import Cli
-from tests.support.commands import DEADLINE_SECONDS, Commands
-from tests.support.copy_model import Copy, difference_of
 from tests.support.harness import KILLED, Child, Nursery
 from tests.support.servers import MySQLServer
 
@@ -204,7 +204,7 @@ class World(Commands):
                     self.groups.setdefault(chunk.group, []).append(bounds)
             revisions = [self.draw.choice(_REVISIONS) for _ in plan.definitions]
             begun = zip(plan.definitions, revisions, strict=True)
-            aged = replace(plan, definitions=tuple(replace(found, revision=revision) for found, revision in begun))
+            aged = plan.replace(definitions=tuple(found.replace(revision=revision) for found, revision in begun))
             write_json(context.storage, context.layout.plan, aged.to_json())
             self.notes(f"revisions {revisions}")
         assert self.run("run", "--catch-up") == 0, self.said()

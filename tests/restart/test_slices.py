@@ -26,7 +26,8 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.retention_guard import RetentionGuard
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
 from airflow_provider_cdc.state import StateDatabase
-from airflow_provider_cdc.system.failpoints import SNAPSHOT
+from tests.support.chunk_rows import chunk_rows
+from tests.support.failpoints import SNAPSHOT
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -194,7 +195,7 @@ def test_the_bookkeeping_of_a_killed_group(killed: World) -> None:
     """A chunk is ``read`` while its file is used, ``pending`` while it is read again, ``done`` when it is published."""
 
     def states(store: StateDatabase) -> list[tuple[str, int]]:
-        chunks = store.chunks("slices", 1, 0)
+        chunks = chunk_rows(store, "slices", 0)
         assert len(chunks) == ROWS / CHUNK_ROWS
         found = [{(c.state, c.attempt) for c in chunks[i : i + 16]} for i in range(0, len(chunks), 16)]
         assert all(len(slice_) == 1 for slice_ in found)
@@ -210,7 +211,7 @@ def test_the_bookkeeping_of_a_killed_group(killed: World) -> None:
     with closing(
         killed.context.open_state_database()
     ) as store:  # what the killed run may have told of the file that is lost now
-        told = [(c.chunk_no, 1, ["b", 1], ["b", 2], 9, 0, 9, 9.0) for c in store.chunks("slices", 1, 0)[16:32]]
+        told = [(c.chunk_no, 1, ["b", 1], ["b", 2], 9, 0, 9, 9.0) for c in chunk_rows(store, "slices", 0)[16:32]]
         store.record_read_chunks("slices", 1, told)
     data_of(killed.sidecar(1)).unlink()
     killed.run(run)
@@ -231,7 +232,7 @@ def test_what_is_published_counts_and_not_what_was_read_last(killed: World) -> N
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
         found = run_in_threads(job)
         with closing(killed.context.open_state_database()) as store:
-            read = [(c.chunk_no, 7, ["b", 1], ["b", 2], 99, 9, 9, 9.0) for c in store.chunks("slices", 1, 0)]
+            read = [(c.chunk_no, 7, ["b", 1], ["b", 2], 99, 9, 9, 9.0) for c in chunk_rows(store, "slices", 0)]
             store.record_read_chunks("slices", 1, read)
         return found
 

@@ -24,7 +24,7 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import EpochRow, StateDatabase
 from airflow_provider_cdc.stream import resume as resuming
 from airflow_provider_cdc.stream.run import begin_epoch
-from airflow_provider_cdc.system.processes import machine_id
+from airflow_provider_cdc.system.processes import pid_scope_id
 from tests.support.cli import Cli, read_only
 from tests.support.servers import MySQLServer
 
@@ -163,7 +163,7 @@ def test_it_is_alive_while_it_begins(opened: tuple[RunContext, StateDatabase], m
 def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -> None:
     """Each try of the task may be on a host with another clock, so the driver's own time is what counts."""
     from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
-    from airflow_provider_cdc.airflow.operators.stream_end import RestartNeeded, judge_epoch_end
+    from airflow_provider_cdc.airflow.operators.stream_epoch import RestartNeeded, judge_epoch_end
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
     with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
@@ -178,9 +178,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             with pytest.raises(RestartNeeded) as found:
                 judge_epoch_end("p", store, event, operator.log)
             assert not found.value.made_progress
-            return operator._count_failure(
-                restarts, found.value.error, found.value.ran_seconds, found.value.made_progress
-            )
+            return operator._count_failure(restarts, found.value)
 
         restarts = RestartHistory()
         for lived in (9, 9, 9, 600, 1, 1, 1, 1):
@@ -193,7 +191,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
 
 def test_one_that_died_here_is_followed_at_once(opened: tuple[RunContext, StateDatabase]) -> None:
     context, store = opened
-    store.begin_epoch("p", 0, socket.gethostname(), 1 << 30, 1.0, details={"machine": machine_id()})
+    store.begin_epoch("p", 0, socket.gethostname(), 1 << 30, 1.0, details={"machine": pid_scope_id()})
     began = time.monotonic()
     begin_epoch(context, store, catch_up=True)
     assert time.monotonic() - began < LOST_AFTER_SECONDS / 2
@@ -209,7 +207,7 @@ def test_a_container_with_the_same_name_is_another_host(opened: tuple[RunContext
     if found.returncode:
         pytest.skip(f"no PID namespace of its own can be made here: {found.stderr}")
     host, pid, started, where = found.stdout.split()
-    assert (host, pid) == (socket.gethostname(), "1") and where != machine_id()
+    assert (host, pid) == (socket.gethostname(), "1") and where != pid_scope_id()
     number = store.begin_epoch("p", 0, host, int(pid), float(started), details={"machine": where})
     assert liveness.LivenessMonitor().is_alive(store.newest_epoch("p")) is None, "it takes more looks to tell"
     with beating(store, number, timedelta()), pytest.raises(NotReadyError, match="a stream of p is running"):

@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,7 +23,7 @@ import pytest
 from airflow_provider_cdc.config.delete_policy import IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import MissingRowsError, net_change
-from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import (
@@ -97,7 +96,7 @@ def rows(table: TableSchema, *listed: Row) -> pa.Table:
 def widened(table: TableSchema) -> TableSchema:
     """The definition of a table that has got columns."""
     first, second = table.columns
-    return replace(table, columns=(WIDER[0], first, WIDER[1], second, WIDER[2]))
+    return table.replace(columns=(WIDER[0], first, WIDER[1], second, WIDER[2]))
 
 
 def wide(table: TableSchema, *listed: tuple[int | None, Row]) -> pa.Table:
@@ -123,19 +122,21 @@ class SinkConformance:
         """The sink of a pipeline ``p`` below a folder; called again it opens the same one."""
         raise NotImplementedError
 
-    def keeping(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
+    def open_keeping_deletes(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
         """Likewise one that keeps rows that the source has deleted."""
         pytest.skip("it does not keep deleted rows")
 
-    def everything(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
+    def read_all_rows(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
         """All rows of such a table: (id, text, ``_cdc_seq``), and whether it is marked as deleted."""
         raise NotImplementedError
 
-    def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> AbstractContextManager[None]:
+    def failing_commit(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> AbstractContextManager[None]:
         """Whatever makes a commit stand fails within: after it was made (the answer is lost), or before."""
         raise NotImplementedError
 
-    def meanwhile(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> AbstractContextManager[None]:
+    def concurrent_writer(
+        self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]
+    ) -> AbstractContextManager[None]:
         """Another writer does something right before the first commit that is made within."""
         raise NotImplementedError
 
@@ -145,7 +146,7 @@ class SinkConformance:
     def sink(self, tmp_path: Path) -> PipelineSink:
         return self.open(tmp_path)
 
-    def made(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
+    def create_table(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
         target = sink.table(table)
         target.create("p")
         return target
@@ -184,7 +185,7 @@ class SinkConformance:
         assert not target.exists() and target.markers().get("m") is None
         target.create("p")
         self.publish(target, 0, 1, (1, "a", 1, "r"))
-        again = self.made(self.open(tmp_path))
+        again = self.create_table(self.open(tmp_path))
         assert target.exists() and again.exists() and self.held(again) == {(1, "a", 1): 1}
 
     def test_what_is_not_there_is_not_made_by_writing(self, sink: PipelineSink, tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ class SinkConformance:
         with pytest.raises(TerminalError):
             self.upsert(target, 1, (1, "a", 1, "c"))
         with pytest.raises(TerminalError):
-            point.write(Offset("a", Position("binlog.000001", 100), ""), Timeline("a", "binlog.000001"), FENCE)
+            point.write(Offset("a", "binlog.000001", 100, ""), Timeline("a", "binlog.000001"), FENCE)
         with pytest.raises(TerminalError):
             point.raise_fence(FENCE)
         other = self.open(tmp_path)
@@ -208,7 +209,7 @@ class SinkConformance:
         def make(number: int) -> None:
             try:
                 start.wait()
-                self.publish(self.made(self.open(tmp_path)), number, 1, (number, "a", 1, "r"))
+                self.publish(self.create_table(self.open(tmp_path)), number, 1, (number, "a", 1, "r"))
             except BaseException as error:
                 problems.append(error)
 
@@ -220,22 +221,22 @@ class SinkConformance:
         assert not problems and self.held(sink.table(KEYED)) == {(number, "a", 1): 1 for number in range(4)}
 
     def test_another_pipeline_is_refused(self, sink: PipelineSink) -> None:
-        self.made(sink)
+        self.create_table(sink)
         with pytest.raises(TerminalError):
             sink.table(KEYED).create("q")
 
     def test_other_columns_are_refused(self, sink: PipelineSink) -> None:
-        self.made(sink)
+        self.create_table(sink)
         with pytest.raises(TerminalError):
-            sink.table(replace(KEYED, columns=(INT,))).create("p")
+            sink.table(KEYED.replace(columns=(INT,))).create("p")
 
     def test_tables_do_not_meet(self, sink: PipelineSink) -> None:
-        one, two = self.made(sink), self.made(sink, TWO)
+        one, two = self.create_table(sink), self.create_table(sink, TWO)
         self.publish(one, 0, 1, (1, "a", 1, "r"))
         assert self.held(two) == {} and two.markers().get("group/0") is None
 
     def test_tidying_takes_nothing_that_is_there(self, sink: PipelineSink) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         for seq in range(1, 4):
             self.upsert(target, seq, (seq, "a", seq, "c"))
         waiting = target.stage("1/0/1/slice", [rows(KEYED, (9, "staged", 1, "r"))])
@@ -247,7 +248,7 @@ class SinkConformance:
     # ------------------------------------------------------------ markers and fences
 
     def test_markers_stand_with_the_rows(self, sink: PipelineSink, tmp_path: Path) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         files = [target.stage("1/0/1/slice", [rows(KEYED, (1, "a", 1, "r"))])]
         assert target.commit(lambda _: PublishSlices(files), {"m": 7, "n": 2**62}, FENCE)
         again = self.open(tmp_path).table(KEYED)
@@ -258,7 +259,7 @@ class SinkConformance:
         assert [markers.get(name) for name in ("m", "n", "epoch", "other")] == expected and found.num_rows == 1
 
     def test_markers_are_those_of_the_rows_that_were_read(self, sink: PipelineSink) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         self.upsert(target, 5, (1, "a", 5, "c"))
         found, markers = self.readable(target).read()
         self.upsert(target, 6, (2, "b", 6, "c"))
@@ -266,12 +267,12 @@ class SinkConformance:
         assert found.num_rows == 1 and markers.get("stream") == 5
 
     def test_deciding_for_nothing(self, sink: PipelineSink) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         assert not target.commit(lambda _: None, {"m": 1}, FENCE)
         assert target.markers().get("m") is None and target.markers().get("epoch") is None
 
     def test_an_older_epoch(self, sink: PipelineSink) -> None:
-        old, new = self.made(sink), self.made(sink)
+        old, new = self.create_table(sink), self.create_table(sink)
         self.upsert(old, 1, (1, "old", 1, "c"))
         new.raise_fence(Fence("epoch", 2))
         new.raise_fence(Fence("epoch", 2))
@@ -285,7 +286,7 @@ class SinkConformance:
         assert self.held(new) == {(1, "old", 1): 1, (3, "new", 3): 1}
 
     def test_overtaken_between_decision_and_commit(self, sink: PipelineSink) -> None:
-        old, new = self.made(sink), self.made(sink)
+        old, new = self.create_table(sink), self.create_table(sink)
 
         def decide(_: Markers) -> Upsert:
             new.raise_fence(Fence("epoch", 2))
@@ -296,7 +297,7 @@ class SinkConformance:
         assert self.held(new) == {}
 
     def test_fences_of_different_names_do_not_meet(self, sink: PipelineSink) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         target.raise_fence(Fence("generation", 5))
         self.upsert(target, 1, (1, "a", 1, "c"))
         assert (target.markers().get("generation"), target.markers().get("epoch")) == (5, 1)
@@ -305,7 +306,7 @@ class SinkConformance:
 
     def test_a_replayed_batch(self, sink: PipelineSink) -> None:
         """Whole, and cut differently."""
-        target = self.made(sink)
+        target = self.create_table(sink)
         assert self.upsert(target, 9, (1, "a", 5, "c"), (2, "b", 9, "c"))
         before = self.held(target)
         assert not self.upsert(target, 9, (1, "a", 5, "c"), (2, "b", 9, "c"))
@@ -313,7 +314,7 @@ class SinkConformance:
         assert self.held(target) == before
 
     def test_a_change_counts_only_if_it_is_newer(self, sink: PipelineSink) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         self.publish(target, 0, 1, (1, "a", 10, "r"), (2, "b", 10, "r"), (3, "c", 10, "r"), (4, "d", 10, "r"))
         self.upsert(target, 20, (1, "same", 10, "u"), (2, "older", 9, "d"), (3, "newer", 11, "u"), (4, None, 12, "d"))
         assert self.held(target) == {(1, "a", 10): 1, (2, "b", 10): 1, (3, "newer", 11): 1}
@@ -327,9 +328,9 @@ class SinkConformance:
 
         Who comes then does the same again.
         """
-        self.needs(sink, *{"counted": [Feature.KEYLESS], "replaced": [Feature.RESNAPSHOT]}.get(what, []))
+        self.require_features(sink, *{"counted": [Feature.KEYLESS], "replaced": [Feature.RESNAPSHOT]}.get(what, []))
         table = KEYLESS if what == "counted" else KEYED
-        target = self.made(sink, table)
+        target = self.create_table(sink, table)
         self.publish(target, 0, 1, (1, "a", 1, "r"), (2, "b", 1, "r"), table=table)
         batch: tuple[Row, ...] = ((1, "new", 5, "u"), (2, None, 5, "d"), (3, "c", 5, "c"))
         slices = [target.stage("1/1/1/slice", [rows(table, (3, "c", 5, "r"))])]
@@ -352,7 +353,7 @@ class SinkConformance:
 
         said = False
         try:
-            with self.broken(monkeypatch, made=made):
+            with self.failing_commit(monkeypatch, made=made):
                 said = write(target)
         except Exception:
             pass  # it need not be raised if the sink has found out for itself
@@ -367,7 +368,7 @@ class SinkConformance:
 
     def test_concurrent_commits(self, sink: PipelineSink, tmp_path: Path) -> None:
         """Each decides on what stands: none is lost, and none is made twice."""
-        self.made(sink)
+        self.create_table(sink)
         problems: list[BaseException] = []
 
         def write(number: int) -> None:
@@ -401,7 +402,7 @@ class SinkConformance:
 
     def test_another_commit_between_decision_and_commit(self, sink: PipelineSink) -> None:
         """All is decided again, on what stands then."""
-        one, two = self.made(sink), self.made(sink)
+        one, two = self.create_table(sink), self.create_table(sink)
         asked: list[int | None] = []
 
         def decide(markers: Markers) -> Change | None:
@@ -416,11 +417,11 @@ class SinkConformance:
     # ------------------------------------------------------------ chunk groups
 
     def test_nobody_sees_what_is_staged(self, sink: PipelineSink, tmp_path: Path) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
         assert self.held(target) == {} and self.held(self.open(tmp_path).table(KEYED)) == {}
         # It is named in a manifest, and may be used by another process.
-        other, named = self.open(tmp_path).table(KEYED), DataFile(**file.to_json())
+        other, named = self.open(tmp_path).table(KEYED), DataFile.from_json(file.to_json())
         assert other.is_staged(named) and named.rows == 1
         if Feature.RESNAPSHOT in sink.supports:
             assert pa.concat_tables(other.read_staged(named))["id"].to_pylist() == [2]
@@ -428,13 +429,13 @@ class SinkConformance:
         assert not target.is_staged(file)
 
     def test_what_is_damaged_is_seen(self, sink: PipelineSink) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
-        assert not target.is_staged(replace(file, size=file.size + 1))
+        assert not target.is_staged(file.replace(size=file.size + 1))
 
     def test_a_reader_that_dies(self, sink: PipelineSink) -> None:
         """Rows that are staged may end with an error; the next attempt is not in its way."""
-        target = self.made(sink)
+        target = self.create_table(sink)
 
         def dying() -> Any:
             yield rows(KEYED, (2, "b", 1, "r"))
@@ -446,7 +447,7 @@ class SinkConformance:
 
     def test_a_group_is_published_once(self, sink: PipelineSink) -> None:
         """Of two attempts the first one that stands has won."""
-        one, two = self.made(sink), self.made(sink)
+        one, two = self.create_table(sink), self.create_table(sink)
         assert self.publish(one, 0, 1, (1, "first", 1, "r"), (2, "b", 1, "r"))
         assert not self.publish(two, 0, 2, (1, "second", 2, "r"))
         assert self.publish(two, 1, 1, (7, "g", 1, "r"))
@@ -454,7 +455,7 @@ class SinkConformance:
         assert (two.markers().get("group/0"), two.markers().get("group/1")) == (1, 1)
 
     def test_a_group_without_rows(self, sink: PipelineSink) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         assert self.publish(target, 0, 3)
         assert self.held(target) == {} and target.markers().get("group/0") == 3
         assert not self.publish(target, 0, 4, (1, "late", 1, "r"))
@@ -463,7 +464,7 @@ class SinkConformance:
         )
 
     def test_a_table_without_rows(self, sink: PipelineSink) -> None:
-        target = self.made(sink)
+        target = self.create_table(sink)
         assert self.readable(target).read()[0].equals(KEYED.sink_schema.empty_table())
 
     def test_values_come_back(self, sink: PipelineSink) -> None:
@@ -473,7 +474,7 @@ class SinkConformance:
         found = pa.Table.from_pylist(
             [{**row, SEQ_COLUMN: 1, OP_COLUMN: "r", TS_COLUMN: 2**53} for row in listed], table.sink_schema
         )
-        target = self.made(sink, table)
+        target = self.create_table(sink, table)
         written = self.readable(target)
         slices = [target.stage("1/0/1/slice", [found.slice(0, 3)])]
         target.commit(lambda _: PublishSlices(slices), {}, FENCE)
@@ -505,8 +506,8 @@ class SinkConformance:
     @pytest.mark.parametrize("table", [KEYED, TWO], ids=["integer", "composite"])
     def test_a_group_is_read_again(self, sink: PipelineSink, table: TableSchema) -> None:
         """Its rows go wherever they are, and those of others stay."""
-        self.needs(sink, Feature.RESNAPSHOT)
-        target = self.made(sink, table)
+        self.require_features(sink, Feature.RESNAPSHOT)
+        target = self.create_table(sink, table)
         self.publish(target, 0, 1, (1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"), table=table)
         self.publish(target, 1, 1, (7, "g", 1, "r"), table=table)
         changes = rows(table, (2, "b", 5, "u"), (4, "merged", 5, "c"), (8, "other", 5, "c"))
@@ -520,8 +521,8 @@ class SinkConformance:
         assert self.held(target) == {(7, "g", 1): 1, (8, "other", 5): 1}
 
     def test_a_table_is_begun_anew_once(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.RESNAPSHOT)
-        target = self.made(sink)
+        self.require_features(sink, Feature.RESNAPSHOT)
+        target = self.create_table(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
         target.reset("p", Fence("generation", 2), ["other"])
         assert self.held(target) == {} and target.markers().get("generation") == 2
@@ -531,25 +532,25 @@ class SinkConformance:
             assert self.held(target) == {(2, "b", 2): 1} and target.markers().get("generation") == 2
 
     def test_what_is_published_stays(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.RESNAPSHOT)
-        target = self.made(sink)
+        self.require_features(sink, Feature.RESNAPSHOT)
+        target = self.create_table(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
         with pytest.raises(TerminalError):
             target.reset("p", Fence("generation", 2), ["other", "group/0"])
         assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
 
     def test_nobody_empties_the_table_of_another(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.RESNAPSHOT)
-        target = self.made(sink)
+        self.require_features(sink, Feature.RESNAPSHOT)
+        target = self.create_table(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
         with pytest.raises(TerminalError):
             target.reset("q", Fence("generation", 2), [])
         assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
 
     def test_another_definition(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.RESNAPSHOT)
-        self.made(sink)
-        more = replace(KEYED, columns=(INT, TEXT, Column("n", "decimal", "decimal(5,2)", True, precision=5, scale=2)))
+        self.require_features(sink, Feature.RESNAPSHOT)
+        self.create_table(sink)
+        more = KEYED.replace(columns=(INT, TEXT, Column("n", "decimal", "decimal(5,2)", True, precision=5, scale=2)))
         target = sink.table(more)
         target.reset("p", Fence("generation", 2), [])
         target.create("p")
@@ -563,7 +564,7 @@ class SinkConformance:
 
     def test_a_table_is_truncated(self, sink: PipelineSink) -> None:
         """At 10: what was read or written later stays. Done twice it does nothing more."""
-        target = self.made(sink)
+        target = self.create_table(sink)
         self.publish(target, 0, 1, (1, "a", 8, "r"), (2, "b", 9, "r"))
         self.publish(target, 1, 1, (3, "c", 9, "r"), (4, "d", 10, "r"), (5, "e", 11, "r"))
         for _ in range(2):
@@ -573,7 +574,7 @@ class SinkConformance:
         assert self.held(target) == {(4, "d", 10): 1, (5, "e", 11): 1}
 
     def test_keys_are_exact_values(self, sink: PipelineSink) -> None:
-        target = self.made(sink, TWO)
+        target = self.create_table(sink, TWO)
         for n, batch in enumerate(([(1, "a", 1, "c"), (1, "ä", 1, "c")], [(1, "a", 2, "d"), (1, "A", 2, "u")]), 1):
             target.commit(once("stream", n, Upsert(rows(TWO, *batch))), {"stream": n}, FENCE)
         assert self.held(target) == {(1, "A", 2): 1, (1, "ä", 1): 1}
@@ -584,8 +585,8 @@ class SinkConformance:
 
     def test_a_table_without_a_key(self, sink: PipelineSink) -> None:
         """Exactly as many of equal rows go as have gone, once."""
-        self.needs(sink, Feature.KEYLESS)
-        target = self.made(sink, KEYLESS)
+        self.require_features(sink, Feature.KEYLESS)
+        target = self.create_table(sink, KEYLESS)
         same: list[Row] = [(1, "x", 1, "r")] * 3
         self.publish(target, 0, 1, *same, (1, None, 1, "r"), table=KEYLESS)
         for _ in range(2):
@@ -596,8 +597,8 @@ class SinkConformance:
 
     def test_rows_that_are_missing(self, sink: PipelineSink) -> None:
         """Nothing is written, though others were found."""
-        self.needs(sink, Feature.KEYLESS)
-        target = self.made(sink, KEYLESS)
+        self.require_features(sink, Feature.KEYLESS)
+        target = self.create_table(sink, KEYLESS)
         self.publish(target, 0, 1, (1, "x", 1, "r"), (2, "y", 1, "r"), table=KEYLESS)
         with pytest.raises(MissingRowsError) as caught:
             self.count(target, 5, (1, "x", 5, "d"), (2, "y", 5, "d"), (2, "y", 5, "d"), (3, "new", 5, "c"))
@@ -606,8 +607,8 @@ class SinkConformance:
 
     def test_a_table_without_a_key_is_truncated(self, sink: PipelineSink) -> None:
         """What the TRUNCATE takes does not count; all of it is one commit."""
-        self.needs(sink, Feature.KEYLESS)
-        target = self.made(sink, KEYLESS)
+        self.require_features(sink, Feature.KEYLESS)
+        target = self.create_table(sink, KEYLESS)
         self.publish(target, 0, 1, (1, "x", 1, "r"), (1, "x", 9, "r"), (2, "y", 9, "r"), table=KEYLESS)
         with pytest.raises(MissingRowsError):
             self.count(target, 8, (1, "x", 8, "d"), (1, "x", 8, "d"), since=5)
@@ -617,9 +618,9 @@ class SinkConformance:
         assert self.held(target) == {} and target.markers().get("stream") == 20
 
     def test_a_group_without_a_key_is_read_again(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.KEYLESS)
-        self.needs(sink, Feature.RESNAPSHOT)
-        target = self.made(sink, KEYLESS)
+        self.require_features(sink, Feature.KEYLESS)
+        self.require_features(sink, Feature.RESNAPSHOT)
+        target = self.create_table(sink, KEYLESS)
         self.publish(target, 0, 1, (1, "x", 1, "r"), (1, "x", 1, "r"), table=KEYLESS)
         self.count(target, 5, (2, "y", 5, "c"))
         self.replaced(target, set(), 2, (2, "y", 9, "r"), table=KEYLESS)
@@ -647,7 +648,7 @@ class SinkConformance:
                 (2, 3),
             ]
         assert other.read_changes(KEYED, names)["v.w"].to_pylist() == ["a", "b", "c"]
-        target = self.made(sink)
+        target = self.create_table(sink)
         target.commit(lambda _: Upsert(found.slice(1)), {}, FENCE)
         expected = {(1, "b", 2): 1, (2, "c", 3): 1}
         assert self.held(target) == expected
@@ -658,7 +659,7 @@ class SinkConformance:
             assert self.held(target) == expected
 
     def test_what_is_not_applied_goes(self, sink: PipelineSink) -> None:
-        self.made(sink)
+        self.create_table(sink)
         staging = sink.change_staging()
         for name in ("one", "two"):
             writer = staging.open_writer(KEYED, f"epoch-3/{name}")
@@ -676,10 +677,10 @@ class SinkConformance:
 
     # ------------------------------------------------------------ columns that come
 
-    def lived(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
+    def table_with_history(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
         """A table with rows of the snapshot, 1 to 6, and with a batch behind it."""
-        self.needs(sink, Feature.FOLLOW_DDL)
-        target = self.made(sink, table)
+        self.require_features(sink, Feature.FOLLOW_DDL)
+        target = self.create_table(sink, table)
         self.publish(target, 0, 1, *((n, "a", 1, "r") for n in range(1, 7)), table=table)
         change: Change = Upsert(rows(table, (2, "b", 2, "u"), (3, None, 2, "d")))
         if not table.key:
@@ -689,9 +690,9 @@ class SinkConformance:
         assert target.commit(lambda _: change, {"stream": 2}, FENCE)
         return target
 
-    def altered(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
+    def altered_table(self, sink: PipelineSink, table: TableSchema = KEYED) -> SinkTable:
         """The same after it has got columns."""
-        self.lived(sink, table)
+        self.table_with_history(sink, table)
         target = sink.table(widened(table))
         assert target.alter(table, {"ddl": 3}, FENCE)
         return target
@@ -708,7 +709,7 @@ class SinkConformance:
 
     def test_columns_come(self, sink: PipelineSink, tmp_path: Path) -> None:
         """Rows from before have nothing there; they are updated and deleted like others, and later ones have values."""
-        target = self.altered(sink)
+        target = self.altered_table(sink)
         assert [target.markers().get(name) for name in ("ddl", "stream", "epoch")] == [3, 2, 1]
         assert self.wide_rows(target) == self.OLD
         batch = wide(KEYED, (7, (1, "new", 5, "u")), (None, (2, None, 5, "d")), (8, (9, "i", 5, "c")))
@@ -727,7 +728,7 @@ class SinkConformance:
             self.open(tmp_path).table(KEYED).create("p")
 
     def test_columns_come_once(self, sink: PipelineSink) -> None:
-        target = self.altered(sink)
+        target = self.altered_table(sink)
         for marker in (3, 2):
             assert not target.alter(KEYED, {"ddl": marker}, Fence("epoch", 2))
         assert [target.markers().get(name) for name in ("ddl", "epoch")] == [3, 1] and self.wide_rows(
@@ -739,8 +740,8 @@ class SinkConformance:
         assert [target.markers().get(name) for name in ("ddl", "other", "epoch")] == [3, None, 1]
 
     def test_a_definition_whose_columns_do_not_change(self, sink: PipelineSink) -> None:
-        self.lived(sink)
-        target = sink.table(replace(KEYED, comments=(("id", "the number"),)))
+        self.table_with_history(sink)
+        target = sink.table(KEYED.replace(comments=(("id", "the number"),)))
         before = self.held(target)
         assert target.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
         assert not target.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
@@ -750,7 +751,7 @@ class SinkConformance:
 
     def test_columns_and_the_fence(self, sink: PipelineSink) -> None:
         """An older epoch adds no columns; they come with the fence of a newer one."""
-        target = self.lived(sink)
+        target = self.table_with_history(sink)
         target.raise_fence(Fence("epoch", 2))
         new = sink.table(widened(KEYED))
         with pytest.raises(FencedError):
@@ -762,10 +763,10 @@ class SinkConformance:
             new.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
 
     def test_a_column_goes(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.FOLLOW_DDL)
-        target = self.lived(sink)
+        self.require_features(sink, Feature.FOLLOW_DDL)
+        target = self.table_with_history(sink)
         ids = sorted(self.readable(target).read()[0]["id"].to_pylist())
-        less = replace(KEYED, columns=tuple(c for c in KEYED.columns if c is not TEXT))
+        less = KEYED.replace(columns=tuple(c for c in KEYED.columns if c is not TEXT))
         try:
             new = sink.table(less)
         except NotReadyError:  # it is partitioned by that column
@@ -777,18 +778,18 @@ class SinkConformance:
     @pytest.mark.parametrize("what", ["another type", "another key", "not before", "too far"])
     def test_what_cannot_be_followed(self, sink: PipelineSink, what: str) -> None:
         """Nothing is written, and the table is what it was."""
-        target = self.lived(sink)
+        target = self.table_with_history(sink)
         name = nullable("name", "varchar", "varchar(20)", charset="utf8mb4")
         more, before = widened(KEYED), KEYED
         match what:
             case "another type":
-                more = replace(more, columns=tuple(nullable("v.w", "int") if c is TEXT else c for c in more.columns))
+                more = more.replace(columns=tuple(nullable("v.w", "int") if c is TEXT else c for c in more.columns))
             case "another key":
-                more = replace(more, key=("id", "v.w"))
+                more = more.replace(key=("id", "v.w"))
             case "not before":
-                before = replace(KEYED, columns=(INT, name))
+                before = KEYED.replace(columns=(INT, name))
             case "too far":
-                before, more = more, replace(more, columns=(*more.columns, name))
+                before, more = more, more.replace(columns=(*more.columns, name))
         held, markers = self.held(target), {name: target.markers().get(name) for name in ("ddl", "epoch", "stream")}
         try:
             new = sink.table(more)
@@ -802,7 +803,7 @@ class SinkConformance:
         assert self.upsert(target, 3, (3, "again", 3, "c")) and self.held(target) == {**held, (3, "again", 3): 1}
 
     def test_columns_of_what_is_not_there(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.FOLLOW_DDL)
+        self.require_features(sink, Feature.FOLLOW_DDL)
         target = sink.table(widened(KEYED))
         with pytest.raises(TerminalError):
             target.alter(KEYED, {"ddl": 3}, FENCE)
@@ -810,23 +811,23 @@ class SinkConformance:
 
     def test_columns_come_while_another_commits(self, sink: PipelineSink, monkeypatch: pytest.MonkeyPatch) -> None:
         """Right before their own commit: both stand, or the fence of the other one does."""
-        old, new = self.lived(sink), sink.table(widened(KEYED))
-        with self.meanwhile(monkeypatch, lambda: self.upsert(old, 5, (9, "other", 5, "c"))):
+        old, new = self.table_with_history(sink), sink.table(widened(KEYED))
+        with self.concurrent_writer(monkeypatch, lambda: self.upsert(old, 5, (9, "other", 5, "c"))):
             assert new.alter(KEYED, {"ddl": 3}, FENCE)
         assert self.wide_rows(new) == {**self.OLD, (None, 9, "other", 5): 1}
         assert [new.markers().get(name) for name in ("ddl", "stream")] == [3, 5]
-        more = replace(widened(KEYED), columns=(*widened(KEYED).columns, nullable("more", "int")))
+        more = widened(KEYED).replace(columns=(*widened(KEYED).columns, nullable("more", "int")))
         with (
-            self.meanwhile(monkeypatch, lambda: new.raise_fence(Fence("epoch", 2))),
+            self.concurrent_writer(monkeypatch, lambda: new.raise_fence(Fence("epoch", 2))),
             pytest.raises(FencedError),
         ):
             sink.table(more).alter(widened(KEYED), {"ddl": 4}, FENCE)
         assert new.markers().get("ddl") == 3 and self.wide_rows(new)
 
     def test_two_add_the_same_columns(self, sink: PipelineSink, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lived(sink)
+        self.table_with_history(sink)
         one, two = sink.table(widened(KEYED)), sink.table(widened(KEYED))
-        with self.meanwhile(monkeypatch, lambda: two.alter(KEYED, {"ddl": 3}, FENCE)):
+        with self.concurrent_writer(monkeypatch, lambda: two.alter(KEYED, {"ddl": 3}, FENCE)):
             assert not one.alter(KEYED, {"ddl": 3}, FENCE)
         assert self.wide_rows(one) == self.OLD and one.markers().get("ddl") == 3
 
@@ -835,11 +836,11 @@ class SinkConformance:
         self, sink: PipelineSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
     ) -> None:
         """Columns and marker stand or fall together; who comes then does the same again."""
-        self.lived(sink)
+        self.table_with_history(sink)
         new, said = sink.table(widened(KEYED)), False
         assert new.markers().get("ddl") is None  # it knows the table, and may try at once
         try:
-            with self.broken(monkeypatch, made=made):
+            with self.failing_commit(monkeypatch, made=made):
                 said = new.alter(KEYED, {"ddl": 3}, FENCE)
         except Exception:
             pass
@@ -855,7 +856,7 @@ class SinkConformance:
 
     def test_an_object_of_the_definition_before(self, sink: PipelineSink) -> None:
         """It writes no rows any more: also none that were decided on before the columns came."""
-        old, new = self.lived(sink), sink.table(widened(KEYED))
+        old, new = self.table_with_history(sink), sink.table(widened(KEYED))
         slices = [old.stage("1/2/1/slice", [rows(KEYED, (30, "s", 1, "r"))])]
 
         def decide(markers: Markers) -> Change:
@@ -875,7 +876,7 @@ class SinkConformance:
         assert self.wide_rows(new) == self.OLD and new.markers().get("epoch") == 2
 
     def test_slices_that_were_staged_before_columns_came(self, sink: PipelineSink) -> None:
-        old = self.lived(sink)
+        old = self.table_with_history(sink)
         slices = [old.stage("1/1/1/slice", [rows(KEYED, (20, "s", 1, "r"))])]
         new = sink.table(widened(KEYED))
         assert new.alter(KEYED, {"ddl": 3}, FENCE) and new.is_staged(slices[0])
@@ -886,7 +887,7 @@ class SinkConformance:
         assert self.wide_rows(new) == {**self.OLD, (None, 20, "s", 1): 1}
 
     def test_batches_of_a_table_that_has_got_columns(self, sink: PipelineSink) -> None:
-        target, table = self.altered(sink), widened(KEYED)
+        target, table = self.altered_table(sink), widened(KEYED)
         writer = sink.change_staging().open_writer(table, "epoch-1/one")
         for row in ((7, (1, "x", 5, "u")), (8, (1, "new", 6, "u")), (None, (4, "a", 6, "d")), (9, (9, "i", 6, "c"))):
             writer.add(wide(KEYED, row).to_batches()[0])
@@ -900,8 +901,8 @@ class SinkConformance:
 
     def test_a_table_without_a_key_gets_columns(self, sink: PipelineSink) -> None:
         """What a row has not counts as NULL when equal ones are looked for."""
-        self.needs(sink, Feature.KEYLESS)
-        target = self.altered(sink, KEYLESS)
+        self.require_features(sink, Feature.KEYLESS)
+        target = self.altered_table(sink, KEYLESS)
         names = [BEFORE, "id", BETWEEN, "v.w", BEHIND]
 
         def count(seq: int, *listed: tuple[int | None, Row]) -> None:
@@ -919,7 +920,7 @@ class SinkConformance:
         assert self.wide_rows(target) == {(None, 2, "b", 2): 1, (None, 6, "a", 1): 1, (5, 5, "a", 6): 1}
 
     def test_a_table_with_new_columns_is_truncated(self, sink: PipelineSink) -> None:
-        target = self.altered(sink)
+        target = self.altered_table(sink)
         target.commit(lambda _: Truncate(2), {}, FENCE)
         assert self.wide_rows(target) == {(None, 2, "b", 2): 1}
         target.commit(lambda _: Truncate(9), {}, FENCE)
@@ -927,10 +928,10 @@ class SinkConformance:
 
     @pytest.mark.parametrize("table", [KEYED, TWO, KEYLESS], ids=["integer", "composite", "none"])
     def test_a_group_is_read_again_after_columns_came(self, sink: PipelineSink, table: TableSchema) -> None:
-        self.needs(sink, Feature.RESNAPSHOT)
+        self.require_features(sink, Feature.RESNAPSHOT)
         if not table.key:
-            self.needs(sink, Feature.KEYLESS)
-        target = self.altered(sink, table)
+            self.require_features(sink, Feature.KEYLESS)
+        target = self.altered_table(sink, table)
         extra = MultisetChange(net_change(wide(table, (8, (8, "x", 5, "c"))), widened(table).arrow_schema.names))
         target.commit(lambda _: extra if not table.key else Upsert(wide(table, (8, (8, "x", 5, "c")))), {}, FENCE)
         files = [target.stage("1/0/2/slice", [wide(table, (7, (1, "new", 9, "r")), (None, (5, "a", 9, "r")))])]
@@ -945,9 +946,9 @@ class SinkConformance:
         assert self.wide_rows(target) == {(7, 1, "new", 9): 1, (None, 5, "a", 9): 1, (8, 8, "x", 5): 1}
 
     def test_a_table_that_has_got_columns_is_begun_anew(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.RESNAPSHOT)
-        self.altered(sink)
-        more = replace(widened(KEYED), columns=(*widened(KEYED).columns, nullable("more", "int")))
+        self.require_features(sink, Feature.RESNAPSHOT)
+        self.altered_table(sink)
+        more = widened(KEYED).replace(columns=(*widened(KEYED).columns, nullable("more", "int")))
         target = sink.table(more)
         target.reset("p", Fence("generation", 2), [])
         target.create("p")
@@ -955,9 +956,9 @@ class SinkConformance:
 
     def test_columns_of_every_type_come(self, sink: PipelineSink) -> None:
         """One after the other: rows have what they were written with."""
-        self.needs(sink, Feature.FOLLOW_DDL)
+        self.require_features(sink, Feature.FOLLOW_DDL)
         table = TableSchema("shop", "values", (INT,), ("id",))
-        target, listed = self.made(sink, table), list[dict[str, Any]]()
+        target, listed = self.create_table(sink, table), list[dict[str, Any]]()
         for number, (column, *values) in enumerate([*VALUES, (nullable("last", "int"), 1, 2)]):
             row = {"id": number, SEQ_COLUMN: number + 1, OP_COLUMN: "c", TS_COLUMN: 2**53} | {
                 c.name: v for c, v, _ in VALUES[:number]
@@ -965,7 +966,7 @@ class SinkConformance:
             listed.append(row)
             one = pa.Table.from_pylist([row], table.sink_schema)
             assert target.commit(lambda _: Upsert(one), {}, FENCE)  # noqa: B023
-            more = replace(table, columns=(column, *table.columns))
+            more = table.replace(columns=(column, *table.columns))
             target = sink.table(more)
             assert target.alter(table, {"ddl": number + 1}, FENCE) and values
             table = more
@@ -975,19 +976,21 @@ class SinkConformance:
     # ------------------------------------------------------------ all rows are exchanged
 
     #: A definition with the columns of the partitions, and with others: one is gone, and others have come.
-    ANEW: ClassVar[TableSchema] = replace(widened(KEYED), columns=(TEXT, WIDER[2], INT))
+    ANEW: ClassVar[TableSchema] = widened(KEYED).replace(columns=(TEXT, WIDER[2], INT))
 
-    def exchanging(self, sink: PipelineSink, table: TableSchema = ANEW) -> tuple[SinkTable, SinkTable, list[DataFile]]:
+    def staged_overwrite(
+        self, sink: PipelineSink, table: TableSchema = ANEW
+    ) -> tuple[SinkTable, SinkTable, list[DataFile]]:
         """A table that has lived under a wider definition, the object of the new one, and slices of that."""
-        self.needs(sink, Feature.RESNAPSHOT)
-        old = self.altered(sink)
+        self.require_features(sink, Feature.RESNAPSHOT)
+        old = self.altered_table(sink)
         new = sink.table(table)
         listed = [{"id": n, "v.w": "new", BEHIND: n, SEQ_COLUMN: 5, OP_COLUMN: "r", TS_COLUMN: 0} for n in (1, 2, 7)]
         parts = (listed[:2], listed[2:], listed[:0])
         found = [pa.Table.from_pylist(part, table.sink_schema) for part in parts]
         return old, new, [new.stage(f"2/{n}/1/slice", [part]) for n, part in enumerate(found)]
 
-    def told(self, target: SinkTable) -> Counter[tuple[int, str, int | None, int]]:
+    def read_overwritten(self, target: SinkTable) -> Counter[tuple[int, str, int | None, int]]:
         found, _ = self.readable(target).read()
         return Counter((r["id"], r["v.w"], r[BEHIND], r[SEQ_COLUMN]) for r in found.to_pylist())
 
@@ -997,11 +1000,11 @@ class SinkConformance:
     @pytest.mark.parametrize("key", [("id",), ("v.w", "id"), (BEHIND,)], ids=["same", "composite", "another"])
     def test_all_rows_are_exchanged(self, sink: PipelineSink, tmp_path: Path, key: tuple[str, ...]) -> None:
         """Whatever columns and key there were; it goes on with the new ones."""
-        table = replace(self.ANEW, key=key)
-        _, new, slices = self.exchanging(sink, table)
+        table = self.ANEW.replace(key=key)
+        _, new, slices = self.staged_overwrite(sink, table)
         assert new.overwrite(slices, {"anew": 2}, FENCE)
         assert [new.markers().get(name) for name in ("anew", "ddl", "stream", "epoch")] == [2, 3, 2, 1]
-        assert self.told(new) == self.EXCHANGED
+        assert self.read_overwritten(new) == self.EXCHANGED
         again = self.open(tmp_path).table(table)
         again.create("p")
         for seq, target in ((9, new), (10, again)):
@@ -1013,43 +1016,43 @@ class SinkConformance:
             change = Upsert(pa.Table.from_pylist(values, table.sink_schema))
             assert target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
             expected = {(1, "new", 1, 5): 1, (2, "new", 2, seq): 1, (8, "new", 8, seq): 1}
-            assert self.told(new) == self.told(again) == expected
+            assert self.read_overwritten(new) == self.read_overwritten(again) == expected
             target.clean_up()
         new.commit(lambda _: Truncate(9), {}, FENCE)
-        assert self.told(again) == {(2, "new", 2, 10): 1, (8, "new", 8, 10): 1}
+        assert self.read_overwritten(again) == {(2, "new", 2, 10): 1, (8, "new", 8, 10): 1}
         assert not again.overwrite(slices, {"anew": 2}, FENCE)
         more = [new.stage("3/0/1/slice", [self.readable(new).read()[0].slice(0, 1)])]
-        assert again.overwrite(more, {"anew": 3}, FENCE) and self.told(new).total() == 1
+        assert again.overwrite(more, {"anew": 3}, FENCE) and self.read_overwritten(new).total() == 1
 
     def test_rows_are_exchanged_once(self, sink: PipelineSink) -> None:
         """Also by who has other slices, or none; and not if not all markers stand."""
-        _, new, slices = self.exchanging(sink)
+        _, new, slices = self.staged_overwrite(sink)
         assert new.overwrite(slices, {"anew": 2}, FENCE)
         for value in (2, 1):
             assert not new.overwrite([], {"anew": value}, Fence("epoch", 2))
-        assert self.told(new) == self.EXCHANGED and new.markers().get("epoch") == 1
+        assert self.read_overwritten(new) == self.EXCHANGED and new.markers().get("epoch") == 1
         assert new.overwrite([], {"anew": 2, "other": 1}, Fence("epoch", 2))
-        assert self.told(new) == {} and [new.markers().get(name) for name in ("other", "epoch")] == [1, 2]
+        assert self.read_overwritten(new) == {} and [new.markers().get(name) for name in ("other", "epoch")] == [1, 2]
 
     def test_an_exchange_and_the_fence(self, sink: PipelineSink) -> None:
-        old, new, slices = self.exchanging(sink)
+        old, new, slices = self.staged_overwrite(sink)
         old.raise_fence(Fence("epoch", 2))
         with pytest.raises(FencedError):
             new.overwrite(slices, {"anew": 2}, FENCE)
         assert self.wide_rows(old) == self.OLD and old.markers().get("anew") is None
-        assert new.overwrite(slices, {"anew": 2}, Fence("epoch", 3)) and self.told(new) == self.EXCHANGED
+        assert new.overwrite(slices, {"anew": 2}, Fence("epoch", 3)) and self.read_overwritten(new) == self.EXCHANGED
         with pytest.raises(FencedError):  # also where nothing is to be done
             new.overwrite(slices, {"anew": 2}, Fence("epoch", 2))
 
     def test_an_exchange_lacks_a_slice(self, sink: PipelineSink) -> None:
-        old, new, slices = self.exchanging(sink)
+        old, new, slices = self.staged_overwrite(sink)
         new.discard_staged(slices[1])
         with pytest.raises(TerminalError, match="slice"):
             new.overwrite(slices, {"anew": 2}, FENCE)
         assert self.wide_rows(old) == self.OLD and old.markers().get("anew") is None
 
     def test_an_exchange_of_what_is_not_there(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.RESNAPSHOT, Feature.FOLLOW_DDL)
+        self.require_features(sink, Feature.RESNAPSHOT, Feature.FOLLOW_DDL)
         target = sink.table(KEYED)
         with pytest.raises(TerminalError):
             target.overwrite([], {"anew": 2}, FENCE)
@@ -1057,26 +1060,29 @@ class SinkConformance:
 
     def test_an_exchange_while_another_commits(self, sink: PipelineSink, monkeypatch: pytest.MonkeyPatch) -> None:
         """Right before it: what that has written goes as well, or it has a newer fence."""
-        old, new, slices = self.exchanging(sink)
+        old, new, slices = self.staged_overwrite(sink)
         batch = wide(KEYED, (7, (9, "other", 5, "c")))
-        with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upsert(batch), {"stream": 5}, FENCE)):
+        with self.concurrent_writer(monkeypatch, lambda: old.commit(lambda _: Upsert(batch), {"stream": 5}, FENCE)):
             assert new.overwrite(slices, {"anew": 2}, FENCE)
-        assert self.told(new) == self.EXCHANGED
+        assert self.read_overwritten(new) == self.EXCHANGED
         assert [new.markers().get(name) for name in ("anew", "stream")] == [2, 5]
-        with self.meanwhile(monkeypatch, lambda: new.raise_fence(Fence("epoch", 2))), pytest.raises(FencedError):
+        with (
+            self.concurrent_writer(monkeypatch, lambda: new.raise_fence(Fence("epoch", 2))),
+            pytest.raises(FencedError),
+        ):
             new.overwrite([], {"anew": 3}, FENCE)
-        assert self.told(new) == self.EXCHANGED and new.markers().get("anew") == 2
+        assert self.read_overwritten(new) == self.EXCHANGED and new.markers().get("anew") == 2
 
     @pytest.mark.parametrize("made", [False, True])
     def test_a_crash_of_an_exchange(
         self, sink: PipelineSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
     ) -> None:
         """Rows, columns and marker stand or fall together; who comes then does the same again."""
-        old, new, slices = self.exchanging(sink)
+        old, new, slices = self.staged_overwrite(sink)
         assert new.markers().get("anew") is None  # it knows the table, and may try at once
         said = False
         try:
-            with self.broken(monkeypatch, made=made):
+            with self.failing_commit(monkeypatch, made=made):
                 said = new.overwrite(slices, {"anew": 2}, FENCE)
         except Exception:
             pass
@@ -1084,13 +1090,16 @@ class SinkConformance:
         stands = old.markers().get("anew") == 2
         assert (stands or not made) and (stands or not said)
         assert again.overwrite(slices, {"anew": 2}, FENCE) != stands
-        assert self.told(again) == self.told(new) == self.EXCHANGED and again.markers().get("anew") == 2
+        assert (
+            self.read_overwritten(again) == self.read_overwritten(new) == self.EXCHANGED
+            and again.markers().get("anew") == 2
+        )
 
     @pytest.mark.parametrize("what", ["columns", "key"])
     def test_an_object_from_before_an_exchange(self, sink: PipelineSink, what: str) -> None:
         """It writes no rows any more: also none that were decided on before."""
-        table = self.ANEW if what == "columns" else replace(widened(KEYED), key=("v.w", "id"))
-        old, new, slices = self.exchanging(sink, table)
+        table = self.ANEW if what == "columns" else widened(KEYED).replace(key=("v.w", "id"))
+        old, new, slices = self.staged_overwrite(sink, table)
 
         def decide(markers: Markers) -> Change:
             if markers.get("anew") is None:
@@ -1102,10 +1111,10 @@ class SinkConformance:
         for change in (Upsert(wide(KEYED, (7, (9, "late", 9, "c")))), Truncate(9), PublishSlices([])):
             with pytest.raises(TerminalError):
                 old.commit(lambda _: change, {"stream": 9}, FENCE)  # noqa: B023
-        assert self.told(new) == self.EXCHANGED and old.markers().get("stream") == 2
+        assert self.read_overwritten(new) == self.EXCHANGED and old.markers().get("stream") == 2
         old.raise_fence(Fence("epoch", 2))
         old.clean_up()
-        assert self.told(new) == self.EXCHANGED and new.markers().get("epoch") == 2
+        assert self.read_overwritten(new) == self.EXCHANGED and new.markers().get("epoch") == 2
 
     # ------------------------------------------------------------ deleted rows that stay
 
@@ -1113,13 +1122,13 @@ class SinkConformance:
         """A table whose rows 2 and 3 were deleted, the object of a definition with another column, and its slices:
         3 is there again, and 4 was deleted unseen. Row 9 is from behind the place of the slices.
         """
-        sink = self.keeping(folder, DeletePolicy(**{how: (".*[.].*",)}))
-        self.needs(sink, Feature.RESNAPSHOT, Feature.FOLLOW_DDL)
-        old = self.made(sink)
+        sink = self.open_keeping_deletes(folder, DeletePolicy(**{how: (".*[.].*",)}))
+        self.require_features(sink, Feature.RESNAPSHOT, Feature.FOLLOW_DDL)
+        old = self.create_table(sink)
         self.publish(old, 0, 1, *((n, "a", 1, "r") for n in range(1, 5)))
         gone = [(n, "a", 2, "d") for n in (2, 3)] if how == SOFT else []  # where they stay, deletes do not come here
         assert old.commit(lambda _: Upsert(rows(KEYED, *gone, (9, "late", 8, "c"))), {"stream": 8}, FENCE)
-        table = replace(KEYED, columns=(INT, WIDER[0], TEXT))
+        table = KEYED.replace(columns=(INT, WIDER[0], TEXT))
         new = sink.table(table)
         listed = [{"id": n, BEFORE: n, "v.w": "new", SEQ_COLUMN: 5, OP_COLUMN: "r", TS_COLUMN: 0} for n in (1, 3, 7)]
         parts = [pa.Table.from_pylist(part, table.sink_schema) for part in (listed[:2], listed[2:], [])]
@@ -1137,7 +1146,7 @@ class SinkConformance:
         """Those whose keys the slices do not have; rows from behind their place come again."""
         _, new, slices = self.kept(tmp_path, how)
         assert new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
-        assert self.everything(new) == self.stays(how)
+        assert self.read_all_rows(new) == self.stays(how)
         assert not new.overwrite([], {"anew": 2}, FENCE, keep_deleted_to=5)
         # It goes on, and is exchanged once more.
         listed = [{"id": n, BEFORE: n, "v.w": "on", SEQ_COLUMN: 8, OP_COLUMN: "c", TS_COLUMN: 0} for n in (2, 9)]
@@ -1145,57 +1154,59 @@ class SinkConformance:
         assert new.commit(lambda _: Upsert(pa.Table.from_pylist(listed, schema)), {}, FENCE)
         here: Marked = {(2, "on", 8, False): 1, (9, "on", 8, False): 1}
         rest: Marked = {row: 1 for row in self.stays(how) if row[0] != 2}
-        assert self.everything(new) == {**rest, **here}
+        assert self.read_all_rows(new) == {**rest, **here}
         again = pa.Table.from_pylist([{**row, SEQ_COLUMN: 12} for row in listed[1:]], schema)
         assert new.overwrite([new.stage("3/0/1/slice", [again])], {"anew": 3}, FENCE, keep_deleted_to=12)
         marked: Marked = {(n, text, seq, how == SOFT): 1 for n, text, seq, _ in ({**rest, **here}) if n != 9}
-        assert self.everything(new) == {**marked, (9, "on", 12, False): 1}
-        assert new.overwrite([], {"anew": 4}, FENCE) and not self.everything(new)
+        assert self.read_all_rows(new) == {**marked, (9, "on", 12, False): 1}
+        assert new.overwrite([], {"anew": 4}, FENCE) and not self.read_all_rows(new)
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
     def test_deleted_rows_and_another_commit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
         """What stays is decided on what was there when the commit stands."""
         old, new, slices = self.kept(tmp_path, how)
         batch = rows(KEYED, (1, "z", 4, "d" if how == SOFT else "u"), (6, "z", 4, "d" if how == SOFT else "c"))
-        with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upsert(batch), {"stream": 4}, FENCE)):
+        with self.concurrent_writer(monkeypatch, lambda: old.commit(lambda _: Upsert(batch), {"stream": 4}, FENCE)):
             assert new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
-        assert self.everything(new) == {**self.stays(how), (6, "z", 4, how == SOFT): 1}
+        assert self.read_all_rows(new) == {**self.stays(how), (6, "z", 4, how == SOFT): 1}
 
     @pytest.mark.parametrize("made", [False, True])
     def test_a_crash_of_an_exchange_that_keeps_rows(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
     ) -> None:
         old, new, slices = self.kept(tmp_path, SOFT)
-        before = self.everything(old)
+        before = self.read_all_rows(old)
         assert new.markers().get("anew") is None  # it knows the table, and may try at once
-        with suppress(Exception), self.broken(monkeypatch, made=made):
+        with suppress(Exception), self.failing_commit(monkeypatch, made=made):
             new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
         stands = old.markers().get("anew") == 2
-        assert (stands or not made) and self.everything(new if stands else old) == (
+        assert (stands or not made) and self.read_all_rows(new if stands else old) == (
             self.stays(SOFT) if stands else before
         )
         assert new.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5) != stands
-        assert self.everything(new) == self.stays(SOFT)
+        assert self.read_all_rows(new) == self.stays(SOFT)
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
     def test_deleted_rows_that_could_not_stay(self, tmp_path: Path, how: str) -> None:
         """How many there are is said before and behind the reading."""
         _, new, slices = self.kept(tmp_path, how)
         assert new.overwrite_loss(KEYED) is None and new.overwrite_loss(KEYED, slices) is None
-        sink = self.keeping(tmp_path, DeletePolicy(**{how: (".*[.].*",)}))
-        rekeyed, retyped = replace(KEYED, key=("v.w", "id")), replace(INT, data_type="smallint", column_type="smallint")
+        sink = self.open_keeping_deletes(tmp_path, DeletePolicy(**{how: (".*[.].*",)}))
+        rekeyed, retyped = KEYED.replace(key=("v.w", "id")), INT.replace(data_type="smallint", column_type="smallint")
         before, behind = sink.table(rekeyed).overwrite_loss(KEYED), sink.table(rekeyed).overwrite_loss(KEYED, slices)
         assert before is not None and before.rows == (2 if how == SOFT else 5)
         assert behind is not None and (behind.rows, behind.is_exact) == (
             3,
             True,
         )  # 2, 4 and 9, by the key that they have
-        narrower = sink.table(replace(KEYED, columns=(retyped, TEXT))).overwrite_loss(KEYED)
+        narrower = sink.table(KEYED.replace(columns=(retyped, TEXT))).overwrite_loss(KEYED)
         assert narrower is not None and narrower.rows
         # No row is lost where all keys are there.
-        again = [self.made(sink).stage("9/0/1/slice", [rows(KEYED, *((n, "a", 5, "r") for n in (1, 2, 3, 4, 9)))])]
-        assert sink.table(replace(KEYED, key=("v.w", "id"))).overwrite_loss(KEYED, again) is None
-        assert self.open(tmp_path / "hard").table(KEYED).overwrite_loss(replace(KEYED, key=("v.w", "id"))) is None
+        again = [
+            self.create_table(sink).stage("9/0/1/slice", [rows(KEYED, *((n, "a", 5, "r") for n in (1, 2, 3, 4, 9)))])
+        ]
+        assert sink.table(KEYED.replace(key=("v.w", "id"))).overwrite_loss(KEYED, again) is None
+        assert self.open(tmp_path / "hard").table(KEYED).overwrite_loss(KEYED.replace(key=("v.w", "id"))) is None
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
     def test_deleted_rows_stay_in_ranges_of_keys(self, tmp_path: Path, how: str) -> None:
@@ -1208,7 +1219,7 @@ class SinkConformance:
         assert old.commit(lambda _: OverwriteRange(files, None, owned, (1, 4)), {}, FENCE)
         marks = how == SOFT
         expected = {(n, "new", 9, False): 1 for n in (1, 3)} | {(9, "late", 8, False): 1}
-        assert self.everything(old) == {**expected, (2, "a", 2 if marks else 1, marks): 1, (4, "a", 1, marks): 1}
+        assert self.read_all_rows(old) == {**expected, (2, "a", 2 if marks else 1, marks): 1, (4, "a", 1, marks): 1}
 
     # ------------------------------------------------------------ the resume point
 
@@ -1219,12 +1230,12 @@ class SinkConformance:
         point.create()
         assert point.exists() and point.read_with_timeline() is None
         for number in range(3):
-            offset = Offset("a", Position("binlog.000001", 100 + number), "", file_start_time=5, gtid_mode_on=True)
+            offset = Offset("a", "binlog.000001", 100 + number, "", file_start_time=5, gtid_mode_on=True)
             point.write(offset, lineage, FENCE)
             assert (
                 self.open(tmp_path).resume_point().read_with_timeline() == (offset, lineage) and point.read() == offset
             )
-        moved = Offset("b", Position("other.000007", 4), "", already_applied="x:1-5", open_xa=("t",))
+        moved = Offset("b", "other.000007", 4, "", already_applied="x:1-5", open_xa=("t",))
         lineage = lineage.with_segment("b", "other.000007", lineage.seq(offset.at))
         point.write(moved, lineage, Fence("epoch", 2))
         assert self.open(tmp_path).resume_point().read_with_timeline() == (moved, lineage)
@@ -1232,19 +1243,19 @@ class SinkConformance:
     def test_an_older_epoch_does_not_move_the_resume_point(self, sink: PipelineSink, tmp_path: Path) -> None:
         old, new, lineage = sink.resume_point(), self.open(tmp_path).resume_point(), Timeline("a", "binlog.000001")
         old.create()
-        at = Offset("a", Position("binlog.000001", 100), "")
+        at = Offset("a", "binlog.000001", 100, "")
         old.write(at, lineage, FENCE)
         new.raise_fence(Fence("epoch", 2))
         with pytest.raises(FencedError):
-            old.write(Offset("a", Position("binlog.000001", 200), ""), lineage, FENCE)
+            old.write(Offset("a", "binlog.000001", 200, ""), lineage, FENCE)
         assert new.read() == at and new.markers().get("epoch") == 2
 
     def test_the_resume_point_of_an_older_snapshot(self, sink: PipelineSink) -> None:
-        self.needs(sink, Feature.RESNAPSHOT)
+        self.require_features(sink, Feature.RESNAPSHOT)
         point, lineage = sink.resume_point(), Timeline("a", "binlog.000001")
         point.forget_older_generation(2)
         point.create()
-        at = Offset("a", Position("binlog.000001", 100), "")
+        at = Offset("a", "binlog.000001", 100, "")
         point.write(at, lineage, FENCE)
         point.forget_older_generation(1)
         assert point.read() == at
@@ -1261,12 +1272,12 @@ class SinkConformance:
         return target
 
     @staticmethod
-    def needs(sink: PipelineSink, *features: Feature) -> None:
+    def require_features(sink: PipelineSink, *features: Feature) -> None:
         if missing := set(features) - sink.supports:
             pytest.skip(f"not supported: {', '.join(sorted(missing))}")
 
 
-def preceded(real: Callable[..., Any], work: Callable[[], object]) -> Callable[..., Any]:
+def preceded_by(real: Callable[..., Any], work: Callable[[], object]) -> Callable[..., Any]:
     """A function before whose first call something is done."""
     waiting = [work]
 

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.sinks.protocol import PipelineSink, SinkTable
-from tests.sinks.conformance import SinkConformance, failing, preceded
+from tests.sinks.conformance import SinkConformance, failing, preceded_by
 from tests.support.plain_sink import NarrowSink, PlainSink, States, WriteOnlyTable
 
 
@@ -20,26 +20,26 @@ class TestPlainSink(SinkConformance):
     def open(self, folder: Path) -> PipelineSink:
         return PlainSink(str(folder), "p")
 
-    def keeping(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
+    def open_keeping_deletes(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
         if not isinstance(self.open(folder), PlainSink):
             pytest.skip("it does not keep deleted rows")
         return PlainSink(str(folder), "p", deletes)
 
-    def everything(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
+    def read_all_rows(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
         assert isinstance(target, WriteOnlyTable)
         found = target._rows(target.newest()[1])
         return Counter((r["id"], r["v.w"], r[SEQ_COLUMN], r[OP_COLUMN] == "d") for r in found.to_pylist())
 
     @contextmanager
-    def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
+    def failing_commit(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
         with monkeypatch.context() as patch:
             patch.setattr(States, "put", failing(States.put, made=made))
             yield
 
     @contextmanager
-    def meanwhile(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
+    def concurrent_writer(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr(States, "put", preceded(States.put, work))
+            patch.setattr(States, "put", preceded_by(States.put, work))
             yield
 
 

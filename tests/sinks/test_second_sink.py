@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,20 +10,22 @@ import pytest
 import yaml
 
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
-from airflow_provider_cdc.config import Pipeline, sink_kinds
+from airflow_provider_cdc.config import Pipeline, Sink, sink_kinds
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.preflight.run import run_preflight
+from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
+from tests.support.plain_sink import NARROW_KIND, PLAIN_KIND, PlainSink
 from tests.support.servers import MySQLServer
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sink_kinds.SINK_CLASSES, "plain", "tests.support.plain_sink:PlainSink")
-    monkeypatch.setitem(sink_kinds.SINK_CLASSES, "narrow", "tests.support.plain_sink:NarrowSink")
+    monkeypatch.setitem(sink_kinds.SINK_KINDS, "plain", PLAIN_KIND)
+    monkeypatch.setitem(sink_kinds.SINK_KINDS, "narrow", NARROW_KIND)
 
 
 @pytest.fixture
@@ -145,3 +148,37 @@ def test_kinds_that_are_not_known(kind: str) -> None:
     value = {"name": "p", "source": {"conn_id": "c", "tables": ["d.t"]}, "sink": {"path": "/x", "kind": kind}}
     with pytest.raises(NotReadyError, match="delta"):
         Pipeline.from_yaml(yaml.safe_dump(value))
+
+
+@pytest.mark.parametrize("merge", [None, "copy_on_write"])
+def test_a_sink_that_only_copies_on_write(merge: str | None) -> None:
+    """The right value is accepted, and it is the default."""
+    settings = Sink("/x", kind="plain", merge=merge, deletes="soft")
+    assert settings.merge == "copy_on_write"
+    assert open_sink(settings, "p") == PlainSink("/x", "p", settings.delete_policy)
+    assert Sink("/x").merge == "deletion_vectors"
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "said"),
+    [
+        ("plain", {"merge": "deletion_vectors"}, "sink.merge is 'deletion_vectors'. It must be copy_on_write"),
+        (
+            "plain",
+            {"merge": {"copy_on_write": ["a.b"]}},
+            "sink.merge is {'copy_on_write': ['a.b']}. It must be copy_on_",
+        ),
+        ("plain", {"lower_case": True}, "sink.lower_case is set, and a sink of kind plain has no such setting"),
+        ("plain", {"partition_by": {"a.b": ["c"]}}, "sink.partition_by is set, and a sink of kind plain has no such"),
+        ("narrow", {"deletes": "soft"}, "sink.deletes is set, and a sink of kind narrow has no such setting"),
+    ],
+)
+def test_settings_that_a_kind_does_not_have(kind: str, setting: dict[str, object], said: str) -> None:
+    """They are refused by the user's own key when the pipeline is loaded."""
+    value = {
+        "name": "p",
+        "source": {"conn_id": "c", "tables": ["d.t"]},
+        "sink": {"path": "/x", "kind": kind, **setting},
+    }
+    with pytest.raises(NotReadyError, match=re.escape(said)):
+        Pipeline.from_dict(value)

@@ -10,11 +10,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from sqlalchemy import URL, create_engine, event, text
+from sqlalchemy import URL, event
 
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.state import EpochRow, utc_now
-from airflow_provider_cdc.state.migrate import upgrade_schema
+from airflow_provider_cdc.state import utc_now
 from airflow_provider_cdc.state.pruning import KEPT_SAMPLES
 from airflow_provider_cdc.state.reader import StateDatabaseReader
 
@@ -184,24 +183,3 @@ def test_a_pause_lasts_until_somebody_ends_it(reader: StateDatabaseReader) -> No
         ("stream_resumed", "bob"),
         *[("stream_paused", "ann"), ("stream_stop", "carl")] * 2,
     ]
-
-
-def test_streams_of_the_version_before(address: URL | str) -> None:
-    engine = create_engine(address)
-    with engine.begin() as connection:
-        upgrade_schema(connection, "0006")
-        moment = "'2026-01-01 00:00:00'"
-        connection.execute(text(f"INSERT INTO pipelines VALUES ('{P}', 'server', {moment}, 1)"))
-        connection.execute(
-            text(
-                "INSERT INTO streams (pipeline, epoch, host, pid, pid_started, state, desired_state, started_at, "
-                f"heartbeat_at) VALUES ('{P}', 1, 'host', 1, 1, 'running', 'run', {moment}, {moment})"
-            )
-        )
-    with closing(StateDatabaseReader.open(address, migrate=True)) as reader:
-        assert run(reader) == ("run", None)
-        assert reader.add_request(P, "suspend", "d.t", "ann") == 1 and heard(reader, 1) == [(1, "open")]
-        assert reader.pause_stream(P, "ann") and run(reader) == ("pause", "ann")
-        row = reader.read_overview()[0].newest_epoch
-        assert isinstance(row, EpochRow) and row.paused_by == "ann"
-    engine.dispose()

@@ -85,10 +85,10 @@ def test_overview(reader: StateDatabaseReader) -> None:
         None,
     )
     assert b.snapshot is not None
-    assert b.snapshot[:2] == (1, "running")
+    assert (b.snapshot.generation, b.snapshot.state) == (1, "running")
     assert b.chunk_groups == (2, 1, (UnfinishedGroup(1, "running", 1, None),))
     assert c.snapshot is not None
-    assert c.snapshot[1] == "done"
+    assert c.snapshot.state == "done"
     assert c.tables == 1
     assert c.newest_epoch is not None
     assert c.last_event is not None

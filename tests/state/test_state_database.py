@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import sqlite3
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -19,16 +18,14 @@ from sqlalchemy import URL, create_engine
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.state import (
     BatchTotals,
-    EpochTotals,
     GroupProgress,
     StateDatabase,
     TableProgress,
-    TimelineSegment,
 )
 from airflow_provider_cdc.state.database import NEWEST_REVISION, VERSION_TABLE
 from airflow_provider_cdc.state.migrate import list_revisions
 from airflow_provider_cdc.state.models import Base
-from tests.support.postgres import Postgres
+from airflow_provider_cdc.state.reader import StateDatabaseReader
 
 P, G = "shop", 1
 LW = {"file": "binlog.000001", "position": 4, "gtid_set": "a:1-5"}
@@ -50,24 +47,13 @@ def store(path: Path) -> StateDatabase:
     return StateDatabase.open(url(path), migrate=True)
 
 
-def plan(groups: int = 2, chunks: int = 3, tag: str = "first") -> dict[str, Any]:
+def plan(groups: int = 2, chunks: int = 3) -> dict[str, Any]:
     """Arguments of ``write_plan``: every group reads ``chunks`` chunks of a table of its own."""
     return {
-        "plan": {"tag": tag, "p0": LW, "big": 2**64},
-        "tables": [
-            {"database": "db", "name": f"t{g}", "schema": {"columns": []}, "fingerprint": "f", "rows_estimate": 10}
-            for g in range(groups)
-        ],
+        "tables": [{"database": "db", "name": f"t{g}", "rows_estimate": 10} for g in range(groups)],
         "groups": [{"group_no": g, "tables": [["db", f"t{g}"]]} for g in range(groups)],
         "chunks": (
-            {
-                "chunk_no": g * chunks + c,
-                "group_no": g,
-                "database": "db",
-                "table_name": f"t{g}",
-                "lower": None if c == 0 else [c, "é'\"`\\"],
-                "upper": None if c == chunks - 1 else [2**64 - 1, c + 1],
-            }
+            {"chunk_no": g * chunks + c, "group_no": g, "database": "db", "table_name": f"t{g}"}
             for g in range(groups)
             for c in range(chunks)
         ),
@@ -87,7 +73,7 @@ def test_opening_again_changes_nothing(store: StateDatabase, path: Path) -> None
     store.register_pipeline(P, "uuid")
     for migrate in (True, False):
         again = StateDatabase.open(url(path), migrate=migrate)
-        assert again.server_uuid(P) == "uuid"
+        assert again.pipeline_names() == [P]
         again.close()
     assert sqlite3.connect(path).execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
@@ -119,7 +105,7 @@ def test_unusable_files_are_refused_by_name(store: StateDatabase, path: Path, tm
 
 def test_a_folder_may_have_a_percent_sign_and_a_query_in_its_name(tmp_path: Path) -> None:
     store = StateDatabase.open(url(tmp_path / "50%20 off?x=1" / "state.db"), migrate=True)
-    assert store.register_pipeline(P, "uuid") == "uuid"
+    store.register_pipeline(P, "uuid")
     assert (tmp_path / "50%20 off?x=1" / "state.db").exists()
 
 
@@ -139,30 +125,25 @@ def test_errors_of_a_running_database_are_transient(store: StateDatabase, path: 
         store.add_event(P, "kind", "detail")
 
 
-def test_a_pipeline_keeps_the_server_it_was_registered_with(store: StateDatabase) -> None:
-    assert store.server_uuid(P) is None
-    assert store.register_pipeline(P, "one") == "one"
-    assert store.register_pipeline(P, "two") == "one"
-    assert store.server_uuid(P) == "one"
-    assert store.register_pipeline("Shop", "three") == "three"
+def test_a_pipeline_keeps_the_server_it_was_registered_with(store: StateDatabase, path: Path) -> None:
+    for name, server in ((P, "one"), (P, "two"), ("Shop", "three")):
+        store.register_pipeline(name, server)
+    reader = StateDatabaseReader.open(url(path), migrate=False)
+    assert {(one.name, one.server) for one in reader.read_overview()} == {(P, "one"), ("Shop", "three")}
 
 
-def test_a_plan_is_written_once(store: StateDatabase) -> None:
-    assert store.plan(P, G) is None
+def test_a_plan_is_written_once(store: StateDatabase, path: Path) -> None:
     assert store.snapshot(P) is None
     assert store.write_plan(P, G, **plan())
-    assert not store.write_plan(P, G, **plan(groups=5, tag="second"))
-    assert store.plan(P, G) == {"tag": "first", "p0": LW, "big": 2**64}
+    assert not store.write_plan(P, G, **plan(groups=5))
     assert [(g.group_no, g.tables, g.state, g.attempt) for g in store.groups(P, G)] == [
         (0, [["db", "t0"]], "pending", 0),
         (1, [["db", "t1"]], "pending", 0),
     ]
-    assert [t.name for t in store.tables(P, G)] == ["t0", "t1"]
-    chunks = store.chunks(P, G, 1)
-    assert [c.chunk_no for c in chunks] == [3, 4, 5]
-    assert [c.lower for c in chunks] == [None, [1, "é'\"`\\"], [2, "é'\"`\\"]]
-    assert [c.upper for c in chunks] == [[2**64 - 1, 1], [2**64 - 1, 2], None]
-    assert store.write_plan(P, 2, **plan(tag="next"))
+    reader = StateDatabaseReader.open(url(path), migrate=False)
+    assert reader.table_names(P, G) == [("db", "t0", 10), ("db", "t1", 10)]
+    assert reader.chunk_ranges_by_table(P, G) == [("db", "t0", 0, 3), ("db", "t1", 3, 3)]
+    assert store.write_plan(P, 2, **plan())
     newest = store.snapshot(P)
     assert newest is not None
     assert (newest.generation, newest.state) == (2, "running")
@@ -178,7 +159,7 @@ def test_a_plan_that_is_at_odds_leaves_nothing(store: StateDatabase) -> None:
     twice["chunks"] = [c | {"chunk_no": 0} for c in twice["chunks"]]
     with pytest.raises(Exception, match="UNIQUE"):
         store.write_plan(P, G, **twice)
-    assert store.plan(P, G) is None
+    assert store.snapshot(P, G) is None
     assert store.groups(P, G) == []
 
 
@@ -186,16 +167,16 @@ def test_the_life_of_a_group(store: StateDatabase) -> None:
     store.write_plan(P, G, **plan())
     assert store.claim_group(P, G, 0) == 1
     assert store.claim_group(P, G, 0) == 2  # the first one was killed, or seems to have been
-    assert not store.finish_group(P, G, 0, 1, 30, LW, HW)
+    assert not store.finish_group(P, G, 0, 1, 30)
     assert store.groups(P, G)[0].state == "running"
-    assert store.finish_group(P, G, 0, 2, 30, LW, HW)
+    assert store.finish_group(P, G, 0, 2, 30)
     group = store.groups(P, G)[0]
-    assert (group.state, group.attempt, group.rows, group.min_lw, group.max_hw) == ("done", 2, 30, LW, HW)
+    assert (group.state, group.attempt, group.rows) == ("done", 2, 30)
     assert store.claim_group(P, G, 0) == 0
     assert not store.finish_snapshot(P, G)
     assert store.claim_group(P, G, 1, expected_attempt=7) == 0
     assert store.claim_group(P, G, 1, expected_attempt=0) == 1
-    assert store.finish_group(P, G, 1, 1, 0, LW, LW)
+    assert store.finish_group(P, G, 1, 1, 0)
     assert store.finish_snapshot(P, G)
     assert store.finish_snapshot(P, G)
     done = store.snapshot(P, G)
@@ -226,7 +207,7 @@ def test_the_claim_of_a_group_shows_who_holds_it(store: StateDatabase) -> None:
     assert store.record_group_heartbeat(P, G, 1, 7) and store.record_group_heartbeat(
         "lost", G, 0, 1
     )  # they are lost, not taken
-    assert store.finish_group(P, G, 0, 2, 30, LW, HW)
+    assert store.finish_group(P, G, 0, 2, 30)
     done = store.group(P, G, 0)
     assert (done.state, done.heartbeat_at) == ("done", None)
     with pytest.raises(NotReadyError, match="group 9"):
@@ -237,28 +218,28 @@ def test_a_group_that_is_read_again_stays_published(store: StateDatabase) -> Non
     store.write_plan(P, G, **plan())
     for number in (0, 1):
         store.claim_group(P, G, number)
-        assert store.finish_group(P, G, number, 1, 30, LW, LW)
+        assert store.finish_group(P, G, number, 1, 30)
     assert store.claim_group(P, G, 0, holder="a task", state="rereading") == 2
     assert store.finish_snapshot(P, G)
     # The stream publishes it, and somebody else finds it in the sink: it is still to be finished by its reader.
-    assert store.record_published_group(P, G, 0, 2, 2, 31, LW, HW)
+    assert store.record_published_group(P, G, 0, 2, 2, 31)
     row = store.group(P, G, 0)
-    assert (row.state, row.rows, row.max_hw) == ("rereading", 31, HW)
-    assert not store.record_published_group(P, G, 0, 1, 1, 99, LW, LW)  # it was read before that
-    assert store.finish_group(P, G, 0, 2, 31, LW, HW)
+    assert (row.state, row.rows) == ("rereading", 31)
+    assert not store.record_published_group(P, G, 0, 1, 1, 99)  # it was read before that
+    assert store.finish_group(P, G, 0, 2, 31)
     assert store.group(P, G, 0).state == "done"
 
 
 def test_a_group_that_was_found_in_the_sink(store: StateDatabase) -> None:
     store.write_plan(P, G, **plan())
-    assert store.record_published_group(P, G, 0, 0, 3, 30, LW, HW)
+    assert store.record_published_group(P, G, 0, 0, 3, 30)
     row = store.group(P, G, 0)
     assert (row.state, row.attempt, row.rows) == ("done", 3, 30)
-    assert store.record_published_group(P, G, 0, 3, 3, 30, LW, HW)
+    assert store.record_published_group(P, G, 0, 3, 3, 30)
     assert store.claim_group(P, G, 0) == 0
 
 
-def test_progress_counts_chunks_and_the_newer_attempt_stays(store: StateDatabase) -> None:
+def test_progress_counts_chunks_and_the_newer_attempt_stays(store: StateDatabase, path: Path) -> None:
     store.write_plan(P, G, **plan())
     store.record_published_chunks(P, G, [(0, 2, LW, HW, 10, 100, 1, 0.5), (1, 2, LW, LW, 5, 50, 0, 0.25)])
     store.record_published_chunks(P, G, [(0, 1, HW, HW, 99, 999, 9, 9.0)])  # from an attempt that was given up
@@ -267,7 +248,9 @@ def test_progress_counts_chunks_and_the_newer_attempt_stays(store: StateDatabase
         TableProgress("db", "t0", 3, 2, 15, 150, 1, 0.75),
         TableProgress("db", "t1", 3, 0, 0, 0, 0, 0.0),
     ]
-    first = store.chunks(P, G, 0)[0]
+    found = StateDatabaseReader.open(url(path), migrate=False).chunk_with_group(P, G, 0)
+    assert found is not None
+    first, _ = found
     assert (first.state, first.attempt, first.lw, first.hw, first.rows) == ("done", 2, LW, HW, 10)
     assert store.table_progress(P, 9) == []
 
@@ -327,7 +310,7 @@ def test_a_later_try_stays_the_supervisor(store: StateDatabase) -> None:
 
 
 def test_batches(store: StateDatabase) -> None:
-    assert store.batch_totals(P) == BatchTotals(0, 0, 0, 0.0, None)
+    assert store.batch_totals(P) == BatchTotals(0, 0)
     store.register_pipeline(P, "uuid")
     assert [store.begin_epoch(P, 0, "host", 1, 1.0) for _ in range(2)] == [1, 2]
     for epoch, batch, changes in ((1, 0, 5), (1, 1, 7), (1, 1, 8), (2, 0, 1)):
@@ -345,33 +328,16 @@ def test_batches(store: StateDatabase) -> None:
         )
     runs = [store.epoch_row(P, epoch) for epoch in (1, 2)]
     assert [(r.index_bytes, r.index_disk_bytes) for r in runs if r] == [(8, 2**40), (None, None)]
-    assert store.batch_totals(P) == BatchTotals(3, 14, 300, 1.5, 8.0)
+    assert store.batch_totals(P) == BatchTotals(3, 14)
     assert [(b.epoch, b.batch_id, b.changes) for b in store.last_batches(P, 2)] == [(2, 0, 1), (1, 1, 8)]
     assert store.last_batches(P, 1)[0].end_offset == [HW, 0]
-    assert store.epoch_totals(P, 1) == EpochTotals(2, 13, [LW, 0], [HW, 1])
-    assert store.epoch_totals(P, 3) == EpochTotals(0, 0, None, None)
+    run = store.epoch_row(P, 1)
+    assert run is not None
+    assert (run.batches, run.changes, run.start_offset, run.end_offset) == (2, 13, [LW, 0], [HW, 1])
+    assert store.epoch_row(P, 3) is None
 
 
-def test_lineage_by_many_at_once() -> None:
-    """Runs of a DAG that begin at the same time, on a server that locks rows and not the whole database."""
-    segments = [TimelineSegment("a", "binlog.000007", 4, 0), TimelineSegment("b", "binlog.000001", 157, 9)]
-    with Postgres(["bookkeeping"]) as postgres, ThreadPoolExecutor(8) as pool:
-        address = postgres.sqlalchemy_url("bookkeeping")
-        StateDatabase.open(address, migrate=True).register_pipeline(P, "a")
-        stores = [StateDatabase.open(address, migrate=False) for _ in range(8)]
-        for done in [pool.submit(store.set_timeline, P, segments) for store in stores * 10]:
-            done.result()
-        assert stores[0].timeline(P) == segments
-        for store in stores:
-            store.close()
-
-
-def test_lineage_and_events(store: StateDatabase) -> None:
-    assert store.timeline(P) == []
-    first, second = TimelineSegment("a", "binlog.000007", 4, 0), TimelineSegment("b", "binlog.000001", 157, 9)
-    store.set_timeline(P, [first])
-    store.set_timeline(P, [first, second, first._replace(base_ordinal=20)])
-    assert store.timeline(P) == [first, second, first._replace(base_ordinal=20)]
+def test_events(store: StateDatabase) -> None:
     store.add_event(P, "start", "one")
     store.add_event(P, "stop", "two")
     assert [(e.kind, e.detail) for e in store.last_events(P, 5)] == [("stop", "two"), ("start", "one")]
@@ -392,7 +358,7 @@ def _open_and_plan(path: Path, start: Barrier, tag: int) -> list[bool]:
     store = StateDatabase.open(url(path), migrate=True)
     store.register_pipeline(P, f"uuid {tag}")
     start.wait()
-    return [store.write_plan(P, G, **plan(groups=20, chunks=20, tag=f"of {tag}"))]
+    return [store.write_plan(P, G, **plan(groups=20, chunks=20))]
 
 
 def _count_epochs(path: Path, start: Barrier, times: int) -> list[int]:
@@ -452,8 +418,8 @@ def test_a_hundred_thousand_chunks_cost_what_ten_times_fewer_cost_each(store: St
         begin = time.monotonic()
         store.write_plan(P, generation, **plan(groups=groups, chunks=500))
         for group in range(groups):
-            chunks = store.chunks(P, generation, group)
-            store.record_published_chunks(P, generation, [(c.chunk_no, 1, LW, HW, 8096, 100, 0, 0.1) for c in chunks])
+            numbers = range(group * 500, (group + 1) * 500)
+            store.record_published_chunks(P, generation, [(no, 1, LW, HW, 8096, 100, 0, 0.1) for no in numbers])
         assert sum(p.done for p in store.table_progress(P, generation)) == groups * 500
         return (time.monotonic() - begin) / groups
 

@@ -27,9 +27,10 @@ from airflow_provider_cdc.sinks.protocol import PublishSlices
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli, asked_by
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
@@ -163,7 +164,6 @@ def test_there_and_back(pair: Pair) -> None:
     with pair.cli.opened() as (context, store):
         stand = context.sink.resume_point().read_with_timeline()
         assert stand is not None and len(stand[1].segments) == 4
-        assert [s.base_ordinal for s in store.timeline(d)] == [s.first_ordinal for s in stand[1].segments]
         assert len([e for e in store.last_events(d, 50) if e.kind == "failover"]) == 3
         # Every number leads back to its segment.
         for segment in stand[1].segments:
@@ -344,7 +344,7 @@ def test_an_open_xa_transaction(pair: Pair) -> None:
 
 
 def test_a_server_that_is_behind(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     d = pair.database
     pair.cli.snapshot()
     late = pair.run(f"INSERT INTO {d}.keyed VALUES (9, 9)", on=[pair.old])
@@ -367,7 +367,7 @@ def test_a_server_that_has_purged_what_comes_next(pair: Pair) -> None:
 
 
 def test_another_server_altogether(pair: Pair, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     pair.cli.snapshot()
     pair.run(f"INSERT INTO {pair.database}.keyed VALUES (9, 9)")
     pair.copy(pair.old)
@@ -587,7 +587,7 @@ def test_in_the_middle_of_an_epoch(pair: Pair) -> None:
         with pytest.raises(TransientError, match=said):
             found.job.stage_range(
                 found.section_start,
-                replace(found.section_start, at=replace(found.section_start.at, position=1 << 30)),
+                found.section_start.replace(position=1 << 30),
                 "0",
             )
     pair.copy(pair.new)

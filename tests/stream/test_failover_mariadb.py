@@ -12,9 +12,10 @@ import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.stream.test_failover import Pair, epoch
 from tests.support.binlog.budget import set_byte_budget
+from tests.support.epochs import run_epoch_in_process
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -113,7 +114,7 @@ def test_domains_in_another_order(pair: Domains, seed: int, monkeypatch: pytest.
     """Three domains, which each server has mixed in its own way, when the stream comes over at any moment."""
     draw = random.Random(seed)
     if seed % 2:  # changes are staged in small parts, some of which are due in the middle of a transaction
-        monkeypatch.setattr("airflow_provider_cdc.apply.task._FLUSH_BYTES", 100)
+        monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.walk.changes.MAX_HELD_BYTES", 100)
         set_byte_budget(monkeypatch, 100)
     pair.cli.snapshot()
     listed = {domain: [(sql, pair.next(domain)) for sql in transactions(draw, domain)] for domain in (1, 2, 3)}
@@ -141,7 +142,7 @@ def test_domains_in_another_order(pair: Domains, seed: int, monkeypatch: pytest.
 
 
 def test_a_server_that_is_behind(pair: Domains, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     pair.cli.snapshot()
     late = pair.run("INSERT INTO d.keyed VALUES (9, 9)", on=[pair.old])
     pair.copy(pair.old)

@@ -22,14 +22,13 @@ from airflow_provider_cdc.chunk_groups import task as slices
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
+from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.resnapshot import staged_files as staged
-from airflow_provider_cdc.resnapshot import staged_reads as reread
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, remove_request
-from airflow_provider_cdc.resnapshot.staged_reads import publish_or_wait
+from airflow_provider_cdc.resnapshot.wait import publish_or_wait
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
-from airflow_provider_cdc.stream.run import run_epoch_in_process
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_staged_reads import Lost
 from tests.stream import test_failover, test_failover_mariadb
@@ -37,6 +36,7 @@ from tests.stream.test_failover import Pair, epoch
 from tests.stream.test_failover_mariadb import Domains
 from tests.support.cli import asked_by
 from tests.support.delta import as_delta, put
+from tests.support.epochs import run_epoch_in_process
 from tests.support.servers import MySQLServer
 
 # The servers have their turn: each test with each of them would be a product.
@@ -180,7 +180,7 @@ def test_a_table_that_holds_what_the_new_server_never_got(
     pair: Pair, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resume point says nothing of it: the run died between the two commits, and the server with it."""
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     lost = pair.run(statement, on=[pair.old])
     die_in_a_batch(pair, pair.old)
     pair.refused(TransientError, "has not executed|whose binlog ends at")
@@ -194,7 +194,7 @@ def test_what_was_read_at_another_server_says_nothing_of_the_tables_now(
     """A run wrote down the end of its batch, far ahead, and died before any table had it. The numbers of the next
     server must not be taken for those: what a table holds of it may be what no other server ever got.
     """
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     for _ in range(3):
         pair.old.execute("FLUSH BINARY LOGS")
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")
@@ -317,10 +317,10 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
     assert read_again(pair, pair.new).outcome == "staged"
     with pair.cli.opened() as (context, store):
         (staged,) = list_pending_reads(context, context.require_plan())
-        assert not publish_or_wait(group(pair), store, staged)
+        assert not publish_or_wait(group(pair), staged, store)
         remove_request(context, context.require_plan(), staged.group, staged.attempt)
         with pytest.raises(TransientError, match="but cannot be published"):
-            publish_or_wait(group(pair), store, staged)
+            publish_or_wait(group(pair), staged, store)
     break_copy(pair)
     assert read_again(pair, pair.new).outcome == "staged"
     exact(pair, pair.new)
@@ -496,7 +496,7 @@ def test_whatever_happens(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch
         if left[0] == 0:
             raise Killed(name)
 
-    for module in (apply, reread, batches, slices):
+    for module in (apply, publish, batches, slices):
         monkeypatch.setattr(module, "failpoint", failpoint)
     seen = Counter[str]()
     broken = bool(seed % 3 == 0)

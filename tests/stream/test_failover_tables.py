@@ -17,16 +17,14 @@ from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import TableSuspendedError, TransientError
 from airflow_provider_cdc.resnapshot import dropped_tables as dropping
-from airflow_provider_cdc.resnapshot import membership, suspension
-from airflow_provider_cdc.resnapshot import overwrite as exchanging
+from airflow_provider_cdc.resnapshot import membership, publish, suspension
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
-from airflow_provider_cdc.system.failpoints import ADDED_TABLE, SCHEMA_CHANGES
-from airflow_provider_cdc.system.failpoints import SUSPENSION as SUSPENSION
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.stream.test_failover import Pair
 from tests.stream.test_failover_reread import change, events, fresh, pair, servers
 from tests.support.chance import Killed, killed
+from tests.support.failpoints import ADDED_TABLE, SCHEMA_CHANGES, SUSPENSION
 from tests.support.servers import MySQLServer
 
 __all__ = ["fresh", "pair", "servers"]
@@ -35,22 +33,22 @@ pytestmark = pytest.mark.one_of("servers")
 #: What no stream follows, so that the table is read again.
 RETYPED = "ALTER TABLE d.keyed MODIFY v VARCHAR(20)"
 ADDS, DROPS = "ALTER TABLE d.keyed ADD w INT", "DROP TABLE d.keyed"
-_MODULES = (apply, dropping, membership, exchanging, schema_changes, suspension)
+_MODULES = (apply, dropping, membership, publish, schema_changes, suspension)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is waited for. A process that died is no more: neither is the thread that reads for it."""
-    monkeypatch.setattr("airflow_provider_cdc.mysql.positions.failover._WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.client.gtids.WAIT_SECONDS", 0.5)
     monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
     monkeypatch.setattr(rereading, "_MISSING_SECONDS", 0.1)
-    go = rereading.ResnapshotWorker._loop
+    go = rereading.ResnapshotWorker._run
 
     def ends(self: rereading.ResnapshotWorker) -> None:
         with contextlib.suppress(Killed):
             go(self)
 
-    monkeypatch.setattr(rereading.ResnapshotWorker, "_loop", ends)
+    monkeypatch.setattr(rereading.ResnapshotWorker, "_run", ends)
     yield
 
 

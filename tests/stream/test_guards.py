@@ -66,7 +66,7 @@ def test_of_two_plans_the_first_counts(mysql_server: MySQLServer, table: str, tm
         first = context.ensure_plan(store)
         mysql_server.execute(f"INSERT INTO {table} VALUES (9, 'z')")
         assert context.new_plan(1) != first
-        assert context.ensure_plan(store) == first
+        assert context.ensure_plan(store).to_json() == first.to_json()
 
 
 @pytest.mark.parametrize(("key", "column"), [("exclude_columns", "v"), ("include_columns", "id")])

@@ -29,6 +29,7 @@ from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream import epoch as epoch_module
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
+from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import Lake
 from tests.support.oracle import compare_all
 from tests.support.s3 import S3
@@ -207,7 +208,7 @@ def test_nothing_is_said_of_a_store_where_there_is_none(
     with closing(context.open_state_database()) as store:
         run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
         epoch = stream.begin_epoch(context, store, catch_up=True)
-        stream.run_epoch_in_process(epoch)
+        run_epoch_in_process(epoch)
     found = read_status(context)
     assert found["snapshot"]["traffic"] is None and found["stream"]["traffic"] is None
     assert [group["traffic"] for group in found["groups"]] == [None]

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.model.errors import TableSuspendedError
-from airflow_provider_cdc.model.suspension_kinds import REQUESTED
-from airflow_provider_cdc.observe.alert_rules import SUSPENDED, AlertLimits
-from airflow_provider_cdc.observe.alerts import find_alert_changes
+from airflow_provider_cdc.config.sections import Alerts
+from airflow_provider_cdc.model.errors import REQUESTED, TableSuspendedError
+from airflow_provider_cdc.observe.alerts import SUSPENDED, find_alert_changes
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.runtime.liveness import Heartbeat
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.state import ControlRequestRow, EpochRow, StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.cli import Cli, read_only
+from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
@@ -114,9 +114,7 @@ def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: 
     assert found["message"] == "ann asked for it" and found["remedy"].endswith("airflow-cdc resume --table d.keyed")
     (row,) = [row for row in books.table_states("p") if row.name == "keyed"]
     assert (row.state, row.kind, row.reason) == ("suspended", REQUESTED, "ann asked for it")
-    assert find_alert_changes(books, "p", AlertLimits(), [SUSPENDED]) == [], (
-        "nobody has to be told of what somebody wants"
-    )
+    assert find_alert_changes(books, "p", Alerts(), [SUSPENDED]) == [], "nobody has to be told of what somebody wants"
 
     # Without a stream the by_request waits for the next one.
     asked = books.add_request("p", "reread", "d.keyed", "bob")
@@ -384,7 +382,7 @@ def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
             assert inbox.paused_by == stream(store).paused_by == "ann" and stream(store).desired_state == "pause"
             assert store.resume_stream("p", "bob")
             wait_for("the end of the pause", lambda: not inbox.paused)
-        assert details == {"mode": "continuous"}
+        assert details == {"mode": "continuous", "desired_state": "run", "paused_by": None}
 
 
 def test_where_the_stream_stands_before_a_ddl(server: MySQLServer, cli: Cli, books: StateDatabase) -> None:

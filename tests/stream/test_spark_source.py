@@ -11,12 +11,12 @@ import pytest
 
 from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.stream.spark_source import BatchRange, BinlogStreamReader, SectionOffset
 
 
 def at(position: int) -> Offset:
-    return Offset("server", Position("binlog.000001", position), "")
+    return Offset("server", "binlog.000001", position, "")
 
 
 @dataclass

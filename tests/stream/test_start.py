@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_cdc.model.errors import DdlError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import Offset, Position
-from airflow_provider_cdc.mysql.positions import start as start_module
+from airflow_provider_cdc.mysql.client import gtids
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.observe.test_status import purge
@@ -175,7 +175,7 @@ def test_a_moment_in_which_nothing_happened_since(history: History, tmp_path: Pa
 
 
 def test_places_that_are_none(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_module, "_COMMIT_SECONDS", 0.5)
+    monkeypatch.setattr(gtids, "WAIT_SECONDS", 0.5)
     at, server = history.places[2], history.server
     maria = isinstance(server, MariaDBServer)
     executed = history.gtids[5]

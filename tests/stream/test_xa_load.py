@@ -18,7 +18,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from airflow_provider_cdc.system.failpoints import SNAPSHOT, STREAM
+from tests.support.failpoints import SNAPSHOT, STREAM
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all

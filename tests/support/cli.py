@@ -25,15 +25,16 @@ from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.cli import base
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.observe.observer import snapshot_observer
-from airflow_provider_cdc.resnapshot.key_ranges import run_resnapshot
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
+from airflow_provider_cdc.resnapshot.read import run_resnapshot
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.snapshot.run import run_snapshot
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.stream.epoch import Epoch
-from airflow_provider_cdc.stream.run import begin_epoch, run_epoch_in_process
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests import ROOT
 from tests.support.delta import delta_table
+from tests.support.epochs import run_epoch_in_process
 from tests.support.servers import MySQLServer
 
 #: The environment is the process's: a thread that leaves would take the connections of one that has just entered.

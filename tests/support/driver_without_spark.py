@@ -31,7 +31,7 @@ class _NoSpark:
 
 
 def _stream(epoch: Any, _: _NoSpark) -> None:
-    from airflow_provider_cdc.stream.run import run_epoch_in_process
+    from tests.support.epochs import run_epoch_in_process
 
     apply: Callable[[Any], Any] = epoch.apply_batch
 

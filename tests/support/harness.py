@@ -57,6 +57,7 @@ from airflow_provider_cdc.system import failpoints
 from airflow_provider_cdc.system.failpoints import ENV_VARIABLE
 from tests import ROOT
 from tests.support.cli import asked_by
+from tests.support.epochs import run_epoch_in_process
 from tests.support.processes import members
 
 #: Exit code of a child that a failpoint (or a test) has killed.
@@ -82,7 +83,7 @@ def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None =
         epoch = stream.begin_epoch(context, store, catch_up=True)
         if batch_bytes:
             epoch.job = replace(epoch.job, max_batch_bytes=batch_bytes, min_range_bytes=max(1, batch_bytes // 3))
-        stream.run_epoch_in_process(epoch)
+        run_epoch_in_process(epoch)
     finally:
         store.close()
 
@@ -118,7 +119,7 @@ def call(command: str, *arguments: str) -> int:
     """A command of ``airflow-cdc``, where tasks of Spark are threads; its exit code."""
     session.start_session = lambda *_: _NoSpark()  # type: ignore[assignment]
     snapshot_job.spark_runner = lambda *_: run_in_threads
-    stream.run_epoch_on_spark = lambda epoch, spark: stream.run_epoch_in_process(epoch)
+    stream.run_epoch_on_spark = lambda epoch, spark: run_epoch_in_process(epoch)
     sys.argv = ["airflow-cdc", command, *arguments]
     try:
         cli.main()

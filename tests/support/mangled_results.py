@@ -108,9 +108,9 @@ class Guarded:
 
 
 def _space() -> ColumnBuffers:
-    from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, column_kind
+    from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, kind_and_scale
 
-    kinds = [column_kind(code, flags, charset, scale, wanted) for code, flags, charset, scale, wanted in COLUMNS]
+    kinds = [kind_and_scale(code, flags, charset, scale, wanted) for code, flags, charset, scale, wanted in COLUMNS]
     assert None not in kinds
     return ColumnBuffers(pa.schema([(str(i), c[-1]) for i, c in enumerate(COLUMNS)]), tuple(k for k in kinds if k))
 

@@ -17,6 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, HARD, SOFT, DeletePolicy
+from airflow_provider_cdc.config.sink_kinds import COPY_ON_WRITE, SinkKind
+from airflow_provider_cdc.config.sink_section import Sink
+from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.multiset import find_removed_rows, without_removed_rows
 from airflow_provider_cdc.model.offset import Offset, Timeline
@@ -41,6 +44,9 @@ from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
 
 State = dict[str, Any]
+#: Both write the table anew in each commit: they have no deletion vectors.
+PLAIN_KIND = SinkKind(f"{__name__}:PlainSink", (COPY_ON_WRITE,), frozenset({"deletes"}))
+NARROW_KIND = SinkKind(f"{__name__}:NarrowSink", (COPY_ON_WRITE,), frozenset())
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,10 @@ class NarrowSink:
     path: str
     pipeline: str
     supports: ClassVar[frozenset[Feature]] = frozenset()
+
+    @classmethod
+    def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> NarrowSink:
+        return cls(settings.path, pipeline)
 
     def table(self, table: TableSchema) -> WriteOnlyTable:
         return WriteOnlyTable(open_storage(self.path).subfolder(Layout(self.pipeline).table_folder(table)), table)
@@ -65,6 +75,10 @@ class NarrowSink:
 class PlainSink(NarrowSink):
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
     deletes: DeletePolicy = ALL_HARD
+
+    @classmethod
+    def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> PlainSink:
+        return cls(settings.path, pipeline, settings.delete_policy)
 
     def table(self, table: TableSchema) -> PlainTable:
         storage = open_storage(self.path).subfolder(Layout(self.pipeline).table_folder(table))
@@ -308,8 +322,8 @@ class PlainResumePoint(States):
         state = self.newest()[1]
         if not state.get("offset"):
             return None
-        return Offset.from_json(state["offset"]), Timeline.from_segments(state["lineage"])
+        return Offset.from_json(state["offset"]), Timeline.from_json(state["lineage"])
 
     def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
-        state = {"offset": offset.to_json(), "lineage": timeline.segments_to_json()}
+        state = {"offset": offset.to_json(), "lineage": timeline.to_json()}
         self.change(lambda _: dict(state), {}, fence)

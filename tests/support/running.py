@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 #: Folders whose tests take four fifths of the time of all. They come first, so that no worker begins one of them last
-#: and keeps all waiting; and they take turns: with each commit, ``make test`` runs a fourth of them.
+#: and keeps all waiting; and they take turns: with each commit, ``make test`` runs a half of them.
 SLOW = (
     "tests/in_airflow/",
     "tests/snapshot/",
@@ -34,21 +34,9 @@ SLOW = (
 #: Of these, the one that shows that all of it fits together, and those that take no time.
 ALWAYS = (
     "tests/system/test_end_to_end.py",
-    "tests/observe/test_alert_rules.py",
+    "tests/observe/test_alerts.py",
     "tests/snapshot/test_retention.py",
 )
-#: Turns of files that need an Airflow: each turn starts one, and they take about as long. Other files are not kept
-#: together: the turn of a test depends on its name.
-AIRFLOW_TURNS = {
-    "tests/in_airflow/test_examples.py": 1,
-    "tests/in_airflow/test_retries.py": 2,
-    "tests/in_airflow/test_tables.py": 2,
-    "tests/in_airflow/test_life.py": 3,
-    "tests/in_airflow/test_lineage.py": 1,
-    "tests/in_airflow/test_windows.py": 3,
-    "tests/in_airflow/test_outages.py": 4,
-    "tests/in_airflow/test_page.py": 4,
-}
 #: Files that share an Airflow: those that have nothing against others, and those that kill its processes.
 TOGETHER = {
     "tests/in_airflow/test_examples.py": "calm",
@@ -65,6 +53,8 @@ TOGETHER = {
     "tests/ui/test_change_rates.py": "page",
     "tests/ui/test_rights.py": "page",
 }
+#: Turns of the two groups that start an Airflow each: one of each kind in every run.
+AIRFLOW_TURNS = {"calm": 1, "disturbed": 2}
 
 
 def together(nodeid: str) -> str:
@@ -99,7 +89,7 @@ def in_turn(nodeid: str, turn: int, turns: int) -> bool:
     file = nodeid.partition("::")[0]
     if not file.startswith(SLOW) or file in ALWAYS:
         return True
-    return (AIRFLOW_TURNS.get(file) or _number(nodeid)) % turns == turn % turns
+    return (AIRFLOW_TURNS.get(TOGETHER.get(file, "")) or _number(nodeid)) % turns == turn % turns
 
 
 def _number(nodeid: str) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from airflow_provider_cdc.system.failpoints import RUN_FAILPOINTS, STREAM
+from tests.support.failpoints import RUN_FAILPOINTS, STREAM
 from tests.support.gone import Gone
 from tests.support.harness import KILLED, Nursery
 from tests.support.heap import HeapWriter

@@ -53,6 +53,10 @@ def write_slices(job: SnapshotJob) -> list[dict[str, Any]]:
             "slice": no,
             "table": wanted[no][0].table,
             "fingerprint": table.fingerprint(),
+            "lineage": job.timeline.to_json(),
+            "since": job.resume_point.to_json(),
+            "reading": job.resnapshot_number,
+            "binlogs": {},
             "file": {"path": path, "size": 1000, "rows": len(wanted[no]), "low": no, "high": no},
             "chunks": [{"no": c.number, **chunk} for c in wanted[no]],
         }

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -135,7 +135,7 @@ class Pipeline:
                     writer.add(self._changes().to_batches()[0])
                 changes = sink.change_staging().read_for_apply(BUSY, [file])
                 tables[0].commit(partial(_upserted, changes), {f"cdc/{P}/stream": self.seq}, fence)
-                offset = Offset("server", Position("binlog.000001", self.seq & ((1 << 41) - 1)), "")
+                offset = Offset("server", "binlog.000001", self.seq & ((1 << 41) - 1), "")
                 progress.write(offset, LINEAGE, fence)
                 at = offset.to_json()
                 store.record_batch(P, number, batch, start_offset=at, end_offset=at, changes=1, bytes=100, seconds=0.1)
@@ -238,11 +238,11 @@ def test_a_year_of_short_runs(tmp_path: Path, clock: Clock, runs: int, batches: 
 def test_a_table_that_is_read_again_and_again(tmp_path: Path, times: int) -> None:
     """Each time it was altered, suspended, read again and rejoined."""
     storage, layout = LocalStorage(tmp_path), Layout(P)
-    offset = Offset("server", Position("binlog.000001", 4), "")
+    offset = Offset("server", "binlog.000001", 4, "")
     plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), tuple(map(DefinitionHistory.from_single, (BUSY, STILL))), ())
     write_json(storage, layout.plan, plan.to_json())
     sizes = list[int]()
-    added = replace(STILL, name="late")
+    added = STILL.replace(name="late")
     step = Suspension(2, 0, LINEAGE.seq(offset.at), "", "", "Added", "", "", schema=added)
     write_json_once(storage, layout.addition(1, 2), step.to_json())
     for number in range(times):
@@ -273,7 +273,7 @@ def test_a_table_that_is_read_again_and_again(tmp_path: Path, times: int) -> Non
 
 def test_a_step_that_is_removed_while_the_plan_is_read(tmp_path: Path) -> None:
     """Since it was listed the table has rejoined twice: the plan is the newest one, and none of before."""
-    layout, offset = Layout(P), Offset("server", Position("binlog.000001", 4), "")
+    layout, offset = Layout(P), Offset("server", "binlog.000001", 4, "")
     storage = LocalStorage(tmp_path)
 
     def rejoin(number: int) -> None:

@@ -27,13 +27,13 @@ from airflow_provider_cdc.model.schema import (
 from airflow_provider_cdc.mysql.binlog.events import table_map, wire_types
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import _value_readers
 from airflow_provider_cdc.mysql.binlog.walk.change_buffer import ChangeBuffer
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
 from airflow_provider_cdc.mysql.client.key_sql import canonical_expression, key_literal, parse_canonical
 from airflow_provider_cdc.mysql.keys.ranges import parse_key_value
-from airflow_provider_cdc.mysql.resultset.columns import column_kind
+from airflow_provider_cdc.mysql.resultset.columns import kind_and_scale
 from tests import ROOT
+from tests.support.binlog.row_decoder import _value_readers
 
 #: Type codes of result sets; MariaDB sends its own types as text, and a vector as bytes.
 CODES = {
@@ -100,7 +100,7 @@ def in_result_set(kind: str) -> bool:
     found = column(kind)
     is_bytes = pa.types.is_binary(found.arrow_type) or pa.types.is_list(found.arrow_type)
     flags = UNSIGNED if kind == "year" else 0
-    return column_kind(CODES[kind], flags, BINARY if is_bytes else 255, 2, found.arrow_type) is not None
+    return kind_and_scale(CODES[kind], flags, BINARY if is_bytes else 255, 2, found.arrow_type) is not None
 
 
 def as_key(kind: str) -> bool:
@@ -126,11 +126,11 @@ PLACES: dict[str, Callable[[str], Any]] = {
     "mysql/binlog/events/table_map.py, _expected_layout": lambda kind: (
         table_map._expected_layout(column(kind), False).type
     ),
-    "mysql/binlog/plain/row_decoder.py, _value_readers": lambda kind: (
+    "tests/support/binlog/row_decoder.py, _value_readers": lambda kind: (
         len(_value_readers(in_binlog(kind), UNICODE_DECODERS)) == 1
     ),
     "mysql/binlog/walk/column_plan.py, plan_column": lambda kind: ChangeBuffer(in_binlog(kind), UNICODE_DECODERS),
-    "mysql/resultset/columns.py, column_kind": in_result_set,
+    "mysql/resultset/columns.py, kind_and_scale": in_result_set,
     "docs/types.md": in_the_page,
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,7 +70,7 @@ class World:
     def agree(self, start: tuple[str, int], *tables: str, without: tuple[str, ...] = ()) -> None:
         """Both decoders read the same in what was written behind a place."""
         captured = capture(self.server, self.name, *tables)
-        captured = {name: replace(table, excluded=(*table.excluded, *without)) for name, table in captured.items()}
+        captured = {name: table.replace(excluded=(*table.excluded, *without)) for name, table in captured.items()}
         texts = load_decoders(lambda: contextlib.closing(connect(self.server.connect_args())), captured.values())
         events = [e for t in transactions(self.server, start, captured) for e in t.rows]
         assert events

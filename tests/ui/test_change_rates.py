@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from airflow_provider_cdc.ui.change_rates import SILENT_SECONDS, WRITE_SECONDS, ChangeRate
+from airflow_provider_cdc.ui.state_databases import SILENT_SECONDS, WRITE_SECONDS, ChangeRate
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 

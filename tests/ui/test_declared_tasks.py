@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import DAG
 
 from airflow_provider_cdc import CdcSnapshotOperator, CdcVerifyOperator, Pipeline, Sink, Source, cdc_pipeline
-from airflow_provider_cdc.ui.declared_tasks import _declare_tasks, _find_own_tasks
+from airflow_provider_cdc.ui.declared_tasks import _add_pipelines, _find_own_tasks
 
 PIPELINE = Pipeline(name="shop", source=Source(conn_id="s", tables=("shop.orders",)), sink=Sink(path="/lake"))
 
@@ -30,13 +30,13 @@ def test_kinds_of_tasks() -> None:
         CdcSnapshotOperator.partial(task_id="two", pipeline=PIPELINE.to_dict()).expand(group=[0, 1])
         CdcSnapshotOperator(task_id="one", pipeline=PIPELINE, group=4)
 
-    found = {one.task_id: one for one in _declare_tasks(None, "whole", list(_find_own_tasks(kept(whole))))}
+    found = {one.task_id: one for one in _add_pipelines(None, list(_find_own_tasks("whole", kept(whole))))}
     assert {one.pipeline_name for one in found.values()} == {"shop"}
     assert all(one.dag_has_stream for one in found.values())
     assert found["shop.snapshot"].groups == "shop.plan_chunks"
     assert (found["shop.verify"].operator_name, found["shop.verify"].repair) == ("CdcVerifyOperator", False)
 
-    tasks = {task.task_id: task for task in _find_own_tasks(kept(parts))}
+    tasks = {task.task_id: task for task in _find_own_tasks("parts", kept(parts))}
     assert {name: task.repair for name, task in tasks.items()} == {
         "repair": True,
         "repairs": True,

@@ -22,7 +22,7 @@ from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.chunks import chunk
 from airflow_provider_cdc.mysql.client.throttle import Throttle
-from airflow_provider_cdc.sinks.storage.pickle_envelope import PickleEnvelope
+from airflow_provider_cdc.spark.tasks import SecretFreePickler
 from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify import last_changes, source_scan
 from airflow_provider_cdc.verify import row_diff as same_rows
@@ -232,7 +232,7 @@ def test_scans_travel_to_tasks(cli: Cli) -> None:
     """And what they have gathered comes back: what a Spark task does, without Spark."""
 
     def run(work: Sequence[SinkScan]) -> list[RowCollector]:
-        parcel = PickleEnvelope()
+        parcel = SecretFreePickler()
         return [pickle.loads(pickle.dumps(parcel.unpack(parcel.pack(one)).run())) for one in work]
 
     assert verdict(cli, "t", runner=run).is_equal

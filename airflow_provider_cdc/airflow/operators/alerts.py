@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.observe.alert_rules import ALERT_KINDS, FAILED, AlertLimits
-from airflow_provider_cdc.observe.alerts import Alert, find_alert_changes, record_alert, record_failure, record_notified
+from airflow_provider_cdc.observe.alerts import (
+    ALERT_KINDS,
+    FAILED,
+    Alert,
+    find_alert_changes,
+    record_alert,
+    record_failure,
+    record_notified,
+)
+from airflow_provider_cdc.runtime.outages import tolerate_outage
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -43,7 +51,7 @@ class AlertHooks:
 
     def trigger_request(self, pipeline: Pipeline) -> dict[str, Any] | None:
         """Return the alerts that the trigger has to look for, as plain values, or ``None`` if there are none."""
-        return {"kinds": self.kinds, "limits": asdict(alert_limits(pipeline))} if self.kinds else None
+        return {"kinds": self.kinds, "limits": asdict(pipeline.alerts)} if self.kinds else None
 
     def notify(self, context: Context, store: StateDatabase, pipeline: Pipeline, log: Any) -> None:
         """Call the hooks for all new alerts. Errors are logged and do not affect the stream."""
@@ -52,7 +60,7 @@ class AlertHooks:
         if not self.kinds:
             return
         try:
-            for alert in find_alert_changes(store, pipeline.name, alert_limits(pipeline), self.kinds):
+            for alert in find_alert_changes(store, pipeline.name, pipeline.alerts, self.kinds):
                 record_alert(store, alert)
                 self._call_hooks(alert, context, log)
                 record_notified(store, alert)
@@ -72,13 +80,11 @@ class AlertHooks:
         :param open_state: opens the state database.
         :param is_killed: returns whether the task was killed, which is not a failure of the stream.
         """
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
             yield
         except CdcError as error:
             if self.kinds and not is_killed():
-                with suppress(CdcError, SQLAlchemyError), open_state() as (run_context, store):
+                with tolerate_outage(), open_state() as (run_context, store):
                     if FAILED in self.kinds:
                         record_failure(store, run_context.pipeline.name, str(error))
                     self.notify(context, store, run_context.pipeline, log)
@@ -92,11 +98,6 @@ class AlertHooks:
                 copy.copy(hook)({**context, CONTEXT_KEY: alert.to_json()})
             except Exception:
                 log.exception("a hook for %s failed", alert.kind)
-
-
-def alert_limits(pipeline: Pipeline) -> AlertLimits:
-    """Return the alert limits of a pipeline."""
-    return AlertLimits(**asdict(pipeline.alerts))
 
 
 def _as_list(name: str, hook: AlertHook) -> list[Callable[..., None]]:

@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.observe.reporters import ProgressThrottle
+from airflow_provider_cdc.observe.reporters import LineReporter
 from airflow_provider_cdc.system.processes import tail_log
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from airflow_provider_cdc.driver.main import DriverRequest
-    from airflow_provider_cdc.model.progress import ChunkProgress
     from airflow_provider_cdc.runtime.run_context import RunContext
 
 #: A pipeline as an operator accepts it: the object, its plain values, or YAML (a file name, or the text itself).
@@ -104,24 +103,19 @@ class PipelineOperator(PipelineTemplateMixin, BaseOperator):
         self.pipeline = to_plain(pipeline)
 
 
-class LogReporter:
-    """Reporter that writes to the task's log.
+class LogReporter(LineReporter):
+    """Writes lines to the task's log.
 
     :param log: the task's logger.
     """
 
     def __init__(self, log: Any) -> None:
+        super().__init__()
         self._log = log
-        self._throttle = ProgressThrottle()
 
     def line(self, text: str) -> None:
-        """Log a finished step."""
+        """Write a line."""
         self._log.info("%s", text)
-
-    def progress(self, progress: ChunkProgress) -> None:
-        """Log the progress at intervals."""
-        if self._throttle.should_show(progress):
-            self._log.info("%s: %s", progress.label, progress)
 
 
 def make_run_context(value: Mapping[str, Any] | str, log: Any) -> RunContext:

@@ -7,6 +7,7 @@ XCom tab.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -26,25 +27,14 @@ from airflow_provider_cdc.airflow.operators.base import (
     task_label,
     task_request_number,
 )
-from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
 from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_cdc.config import Pipeline
     from airflow_provider_cdc.driver.launch import DriverProcess
-    from airflow_provider_cdc.driver.main import DriverRequest
     from airflow_provider_cdc.model.plan import Plan
-
-__all__ = [
-    "CdcMaintainOperator",
-    "CdcPlanChunksOperator",
-    "CdcPreflightOperator",
-    "CdcResnapshotOperator",
-    "CdcSnapshotOperator",
-    "CdcStreamOperator",
-    "CdcVerifyOperator",
-]
 
 
 class CdcPreflightOperator(PipelineOperator):
@@ -139,7 +129,46 @@ class CdcPlanChunksOperator(PipelineOperator):
         )
 
 
-class CdcSnapshotOperator(OpenLineageMixin, PipelineOperator):
+class DriverOperator(PipelineOperator):
+    """Base class of the operators that run a driver for as long as their task runs, and relay its output."""
+
+    operator_extra_links = (SparkUiLink(),)
+    #: The task's result, for OpenLineage.
+    task_result: Any = None
+    _driver: DriverProcess | None = None
+
+    @abstractmethod
+    def request_arguments(self, context: Context) -> dict[str, Any]:
+        """Return the fields of the driver request that say what to do."""
+
+    def report_outcome(self, context: Context, pipeline: Pipeline, outcome: dict[str, Any]) -> Any:
+        """Return the XCom for the driver's outcome."""
+        self.task_result = outcome
+        return outcome
+
+    def execute(self, context: Context) -> Any:
+        """Run the driver and relay its output."""
+        from airflow_provider_cdc.driver.launch import start_attached
+        from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
+
+        with map_task_errors(self.log):
+            pipeline = make_run_context(self.pipeline, self.log).pipeline
+            request = make_driver_request(pipeline, **self.request_arguments(context))
+            with start_attached(request) as self._driver:
+                for line in self._driver.output_lines():
+                    self.log.info("%s", line)
+                    if UI_LINE_PREFIX in line:
+                        push_spark_ui_link(context, line.partition(UI_LINE_PREFIX)[2], self.log)
+                outcome = self._driver.wait_for_outcome()
+            return self.report_outcome(context, pipeline, outcome)
+
+    def on_kill(self) -> None:
+        """Terminate the driver. Only its unfinished work is lost."""
+        if self._driver is not None:
+            self._driver.terminate()
+
+
+class CdcSnapshotOperator(OpenLineageMixin, DriverOperator):
     """Read one chunk group with one Spark job and publish it. Map it over the result of :class:`CdcPlanChunksOperator`.
 
     A retry reads only what no earlier try has finished. A group that is already published is adopted without reading
@@ -157,37 +186,25 @@ class CdcSnapshotOperator(OpenLineageMixin, PipelineOperator):
     """
 
     template_fields: Sequence[str] = ("pipeline", "group")
-    operator_extra_links = (SparkUiLink(),)
     ui_color = "#fef7e0"
 
     def __init__(self, *, pipeline: PipelineLike, group: int | Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
         self.group = group
-        self._driver: DriverProcess | None = None
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Run the driver for the group and relay its output."""
-        with map_task_errors(self.log):
-            run_context = make_run_context(self.pipeline, self.log)
-            request = make_driver_request(
-                run_context.pipeline,
-                group=self._group_number(),
-                holder=task_label(context),
-                task=task_identity(context),
-                task_request=task_request_number(context),
-            )
-            self.task_result = _run_driver(self, request, context)
-            return self.task_result
+    def request_arguments(self, context: Context) -> dict[str, Any]:
+        """Return the group, and which task reads it."""
+        return {
+            "group": self._group_number(),
+            "holder": task_label(context),
+            "task": task_identity(context),
+            "task_request": task_request_number(context),
+        }
 
     def table_indexes(self, plan: Plan) -> set[int]:
         """Return the indexes of the tables that have a chunk in the group."""
         groups = plan.groups() | plan.superseded_groups()
         return {chunk.table for chunk in groups.get(self._group_number(), ())}
-
-    def on_kill(self) -> None:
-        """Terminate the driver. The next try reuses what it has finished."""
-        if self._driver is not None:
-            self._driver.terminate()
 
     def _group_number(self) -> int:
         value = self.group["group"] if isinstance(self.group, Mapping) and "group" in self.group else self.group
@@ -200,7 +217,7 @@ class CdcSnapshotOperator(OpenLineageMixin, PipelineOperator):
             ) from None
 
 
-class CdcMaintainOperator(PipelineOperator):
+class CdcMaintainOperator(DriverOperator):
     """Compact the sink tables and delete unneeded files. A stream may run at the same time.
 
     The stream does this itself unless ``sink.compaction`` is ``false``, so this operator is for pipelines that compact
@@ -212,29 +229,18 @@ class CdcMaintainOperator(PipelineOperator):
     :param purge: rewrite every file that has deleted rows, and merge all small files.
     """
 
-    operator_extra_links = (SparkUiLink(),)
     ui_color = "#e0f2f1"
 
     def __init__(self, *, pipeline: PipelineLike, purge: bool = False, **kwargs: Any) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
         self.purge = purge
-        self._driver: DriverProcess | None = None
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Run the maintenance driver and relay its output."""
-        with map_task_errors(self.log):
-            run_context = make_run_context(self.pipeline, self.log)
-            return _run_driver(
-                self, make_driver_request(run_context.pipeline, maintain=True, purge=self.purge), context
-            )
-
-    def on_kill(self) -> None:
-        """Terminate the driver. Only its unfinished work is lost."""
-        if self._driver is not None:
-            self._driver.terminate()
+    def request_arguments(self, context: Context) -> dict[str, Any]:
+        """Return how to compact."""
+        return {"maintain": True, "purge": self.purge}
 
 
-class CdcResnapshotOperator(OpenLineageMixin, PipelineOperator):
+class CdcResnapshotOperator(OpenLineageMixin, DriverOperator):
     """Re-snapshot a table, with or without a running stream. A suspended table then rejoins the stream.
 
     While a stream runs, the task waits until the stream has published the rows. Otherwise the next stream publishes
@@ -250,34 +256,23 @@ class CdcResnapshotOperator(OpenLineageMixin, PipelineOperator):
     """
 
     template_fields = (*PipelineOperator.template_fields, "table", "where_key")
-    operator_extra_links = (SparkUiLink(),)
     ui_color = "#e8f0fe"
 
     def __init__(self, *, pipeline: PipelineLike, table: str, where_key: str | None = None, **kwargs: Any) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
         self.table = table
         self.where_key = where_key
-        self._driver: DriverProcess | None = None
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Run the re-snapshot driver and relay its output."""
-        with map_task_errors(self.log):
-            run_context = make_run_context(self.pipeline, self.log)
-            request = make_driver_request(run_context.pipeline, reread=self.table, where_key=self.where_key)
-            self.task_result = _run_driver(self, request, context)
-            return self.task_result
+    def request_arguments(self, context: Context) -> dict[str, Any]:
+        """Return what to re-snapshot."""
+        return {"reread": self.table, "where_key": self.where_key}
 
     def table_indexes(self, plan: Plan) -> list[int]:
         """Return the index of the table, as a list."""
         return [index for index, table in enumerate(plan.tables) if table.label == self.table]
 
-    def on_kill(self) -> None:
-        """Terminate the driver. Nothing that it has read is visible yet."""
-        if self._driver is not None:
-            self._driver.terminate()
 
-
-class CdcVerifyOperator(OpenLineageMixin, PipelineOperator):
+class CdcVerifyOperator(OpenLineageMixin, DriverOperator):
     """Compare source and sink, table by table, at one position while writes continue. A difference fails the task.
 
     If no table differs but some cannot be compared now, the task fails as well. It is retried if another try may
@@ -303,7 +298,6 @@ class CdcVerifyOperator(OpenLineageMixin, PipelineOperator):
     """
 
     template_fields = (*PipelineOperator.template_fields, "tables", "sample")
-    operator_extra_links = (SparkUiLink(),)
     ui_color = "#fce8e6"
     writes_copies = False
 
@@ -330,73 +324,35 @@ class CdcVerifyOperator(OpenLineageMixin, PipelineOperator):
         self.max_lag_seconds = max_lag_seconds
         self.repair = repair
         declare_outlets(self, assets)
-        self._driver: DriverProcess | None = None
 
     @classmethod
     def get_serialized_fields(cls) -> frozenset[str]:
         """Return the fields that Airflow stores. The page uses ``repair`` to recognize tasks that repair."""
         return frozenset(super().get_serialized_fields() | {"repair"})  # type: ignore[no-untyped-call]
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Run the comparison driver and relay its output."""
+    def request_arguments(self, context: Context) -> dict[str, Any]:
+        """Return what to compare, and how."""
         from airflow_provider_cdc.config.selection import TableSelection
 
-        with map_task_errors(self.log):
-            run = context["dag_run"]
-            day = (run.logical_date or run.run_after).toordinal()
-            selection_args = (self.tables, self.sample, self.seed, self.max_rows_per_second, self.max_lag_seconds)
-            selection = TableSelection.from_options(*selection_args, today=day)
-            run_context = make_run_context(self.pipeline, self.log)
-            what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
-            tables: list[dict[str, Any]] = _run_driver(
-                self, make_driver_request(run_context.pipeline, verify=what), context
-            )["tables"]
-            events = {
-                parse_table_label(run_context.pipeline, table_verdict["table"]): _asset_event(table_verdict)
-                for table_verdict in tables
-            }
-            emit_asset_events(self, context, run_context.pipeline, events)
-            self.task_result = {
-                "tables": [
-                    {name: table_verdict[name] for name in ("table", "rows", "repaired")} for table_verdict in tables
-                ]
-            }
-            return tables
+        run = context["dag_run"]
+        day = (run.logical_date or run.run_after).toordinal()
+        chosen = (self.tables, self.sample, self.seed, self.max_rows_per_second, self.max_lag_seconds)
+        selection = TableSelection.from_options(*chosen, today=day)
+        return {"verify": {**asdict(selection), "show_values": self.show_values, "repair": self.repair}}
 
-    def on_kill(self) -> None:
-        """Terminate the driver. It has written nothing."""
-        if self._driver is not None:
-            self._driver.terminate()
+    def report_outcome(self, context: Context, pipeline: Pipeline, outcome: dict[str, Any]) -> list[dict[str, Any]]:
+        """Emit the asset events, and return the verdict on each table."""
+        tables: list[dict[str, Any]] = outcome["tables"]
+        events = {parse_table_label(pipeline, verdict["table"]): _asset_event(verdict) for verdict in tables}
+        emit_asset_events(self, context, pipeline, events)
+        names = ("table", "rows", "repaired")
+        self.task_result = {"tables": [{name: verdict[name] for name in names} for verdict in tables]}
+        return tables
 
 
-def _asset_event(table_verdict: Mapping[str, Any]) -> dict[str, Any]:
+def _asset_event(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """Return the asset event of a table that has no difference, or none after the repair."""
-    common = {
-        "rows": table_verdict["rows"],
-        "end": table_verdict["at"],
-        "until": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    common |= {"copy": table_verdict["copy"]}
-    return (
-        {"kind": REPAIR, "repaired": table_verdict["repaired"], **common}
-        if table_verdict["repaired"]
-        else {"kind": VERIFY, **common}
-    )
-
-
-def _run_driver(
-    operator: CdcSnapshotOperator | CdcMaintainOperator | CdcResnapshotOperator | CdcVerifyOperator,
-    request: DriverRequest,
-    context: Context,
-) -> dict[str, Any]:
-    """Run a driver, relay its output, and return its outcome."""
-    from airflow_provider_cdc.driver.launch import start_attached
-    from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
-
-    with start_attached(request) as driver:
-        operator._driver = driver
-        for line in driver.output_lines():
-            operator.log.info("%s", line)
-            if UI_LINE_PREFIX in line:
-                push_spark_ui_link(context, line.partition(UI_LINE_PREFIX)[2], operator.log)
-        return driver.wait_for_outcome()
+    until = datetime.now(UTC).isoformat(timespec="seconds")
+    event = {"rows": verdict["rows"], "end": verdict["at"], "until": until, "copy": verdict["copy"]}
+    repaired = verdict["repaired"]
+    return {"kind": REPAIR, "repaired": repaired, **event} if repaired else {"kind": VERIFY, **event}

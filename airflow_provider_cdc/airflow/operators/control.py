@@ -59,7 +59,7 @@ class CdcStopOperator(PipelineOperator):
         super().__init__(pipeline=pipeline, **kwargs)
         self.timeout = timeout
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
-        self.poll_seconds = defaults.poll_seconds() if poll_seconds is None else poll_seconds
+        self.poll_seconds = defaults.read_seconds("poll_seconds") if poll_seconds is None else poll_seconds
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Request the stop and wait for it."""
@@ -95,20 +95,12 @@ class CdcStopOperator(PipelineOperator):
                 return self._end_result(store, name, epoch, event["verdict"])
 
     def _defer(self, run_context: RunContext, epoch: int, until: float) -> NoReturn:
-        from airflow_provider_cdc.airflow.triggers.stream_end import CdcStreamEndTrigger
+        from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamEndTrigger
 
-        self.defer(
-            trigger=CdcStreamEndTrigger(
-                pipeline=run_context.pipeline.name,
-                epoch=epoch,
-                until=until,
-                state_conn_id=run_context.pipeline.state.conn_id,
-                state_path=str(run_context.local_files.state_database),
-                poll_seconds=self.poll_seconds,
-            ),
-            method_name="resume",
-            kwargs={"until": until},
+        trigger = CdcStreamEndTrigger.for_pipeline(
+            run_context, epoch=epoch, until=until, poll_seconds=self.poll_seconds
         )
+        self.defer(trigger=trigger, method_name="resume", kwargs={"until": until})
 
     def _watch_until_end(self, store: StateDatabase, name: str, epoch: int, until: float) -> str | None:
         watch = EpochWatch(epoch)
@@ -137,9 +129,9 @@ class CdcStopOperator(PipelineOperator):
                 f"epoch {epoch} of {name} has ended, but epoch {run.epoch if run else '?'} has begun since",
                 "Mark the task that supervises the stream as success, or clear this one to ask again",
             )
-        end = store.epoch_totals(name, epoch).end
+        ended = store.epoch_row(name, epoch)
         self.log.info("epoch %s has ended (%s)", epoch, verdict)
-        return {"epoch": epoch, "state": str(verdict), "end": end}
+        return {"epoch": epoch, "state": str(verdict), "end": ended and ended.end_offset}
 
 
 class CdcStatusOperator(PipelineOperator):
@@ -150,7 +142,7 @@ class CdcStatusOperator(PipelineOperator):
     :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
     :param fail_on: conditions that fail the task without a retry: ``suspended`` (a table is suspended), ``stopped``
         (the snapshot is complete and no stream runs), ``lag`` and ``purge_risk`` (a limit in the pipeline's ``alerts``
-        is exceeded, or the value is unknown). Default: none.
+        is exceeded, or the value is unknown). Default: none. A copy that cannot be read always fails the task.
     """
 
     ui_color = "#e0f7fa"
@@ -195,7 +187,11 @@ def _check_limits(pipeline: Pipeline, fail_on: Sequence[str]) -> None:
 
 def _failure_reasons(report: Mapping[str, Any], pipeline: Pipeline, fail_on: Sequence[str]) -> Iterator[str]:
     """Yield the reasons for which a status fails the task."""
+    from airflow_provider_cdc.observe.status import describe_unreadable_copies
+
     alerts = pipeline.alerts
+    if problem := describe_unreadable_copies(report):
+        yield problem
     if SUSPENDED in fail_on and report["suspended"]:
         yield "suspended: " + ", ".join(suspended_table["table"] for suspended_table in report["suspended"])
     if STOPPED in fail_on and report["phase"] in ("snapshot_complete", "stopped"):

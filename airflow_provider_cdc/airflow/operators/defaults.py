@@ -14,6 +14,8 @@ from airflow_provider_cdc.airflow.provider import get_provider_info
 from airflow_provider_cdc.model.errors import NotReadyError
 
 CONFIG_SECTION = "cdc"
+#: Options for which 0 seconds makes no sense.
+_INTERVALS = ("poll_seconds", "report_seconds")
 _BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
@@ -28,55 +30,25 @@ def deferrable() -> bool:
     return _BOOLEANS[text.lower()]
 
 
-def poll_seconds() -> float:
-    """Return ``poll_seconds``.
+def read_seconds(option: str) -> float:
+    """Return an option that is a number of seconds.
 
-    :raises NotReadyError: if it is not a number above 0.
+    :raises NotReadyError: if it is not, or if it is 0 although that is no interval.
     """
-    return _option_seconds("poll_seconds", exclusive_minimum=0)
-
-
-def report_seconds() -> float:
-    """Return ``report_seconds``.
-
-    :raises NotReadyError: if it is not a number above 0.
-    """
-    return _option_seconds("report_seconds", exclusive_minimum=0)
-
-
-def restart_timeout() -> timedelta:
-    """Return ``restart_timeout``.
-
-    :raises NotReadyError: if it is not a number of seconds, 0 or more.
-    """
-    return timedelta(seconds=_option_seconds("restart_timeout"))
-
-
-def lease_seconds() -> float:
-    """Return ``lease_seconds``, where 0 means no lease.
-
-    :raises NotReadyError: if it is not a number of seconds, 0 or more.
-    """
-    return _option_seconds("lease_seconds")
+    text, is_interval = _option_text(option), option in _INTERVALS
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= timedelta.max.total_seconds() / 2 or (is_interval and not value):
+        raise _bad_option_error(option, text, f"a number of seconds, {'more than 0' if is_interval else '0 or more'}")
+    return value
 
 
 def _option_text(option: str) -> str:
     # Before Airflow 3.3, some processes that read DAG files do not know the defaults of providers.
     default = str(get_provider_info()["config"][CONFIG_SECTION]["options"][option]["default"])
     return str(conf.get(CONFIG_SECTION, option, fallback=default)).strip() or default
-
-
-def _option_seconds(option: str, exclusive_minimum: float | None = None) -> float:
-    text = _option_text(option)
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= timedelta.max.total_seconds() / 2 or value == exclusive_minimum:
-        raise _bad_option_error(
-            option, text, f"a number of seconds{', more than 0' if exclusive_minimum is not None else ', 0 or more'}"
-        )
-    return value
 
 
 def _bad_option_error(option: str, text: str, allowed: str) -> NotReadyError:

@@ -26,13 +26,17 @@ from airflow_provider_cdc.airflow.operators.base import (
     map_task_errors,
     task_label,
 )
-from airflow_provider_cdc.airflow.operators.stream_end import RestartNeeded, emit_catch_up_events, judge_epoch_end
-from airflow_provider_cdc.airflow.operators.stream_pause import parse_paused, pause_or_resume
-from airflow_provider_cdc.airflow.operators.stream_settings import apply_changed_settings
-from airflow_provider_cdc.airflow.operators.stream_start import start_stream
-from airflow_provider_cdc.airflow.operators.stream_stop import request_stop
-from airflow_provider_cdc.airflow.operators.stream_watch import watch_epoch
+from airflow_provider_cdc.airflow.operators.stream_driver import request_stop, start_stream
+from airflow_provider_cdc.airflow.operators.stream_epoch import (
+    RestartNeeded,
+    apply_changed_settings,
+    emit_catch_up_events,
+    judge_epoch_end,
+    parse_paused,
+    pause_or_resume,
+)
 from airflow_provider_cdc.model.errors import (
+    CdcError,
     NotReadyError,
     TerminalError,
     TransientError,
@@ -42,6 +46,7 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.model.supervision import (
     LOSS_WINDOW_SECONDS,
     MAX_LOSSES,
+    EpochWatch,
     RestartHistory,
     WatchOutcome,
     is_superseded_by,
@@ -121,9 +126,13 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         super().__init__(pipeline=pipeline, **kwargs)
         self.catch_up = catch_up
         self.deferrable = False if deferrable is None and not defaults.deferrable() else deferrable
-        self.poll_seconds = defaults.poll_seconds() if poll_seconds is None else poll_seconds
-        self.restart_timeout = defaults.restart_timeout() if restart_timeout is None else restart_timeout
-        self.lease_seconds = (defaults.lease_seconds() if lease_seconds is None else lease_seconds) or None
+        self.poll_seconds = defaults.read_seconds("poll_seconds") if poll_seconds is None else poll_seconds
+        self.restart_timeout = (
+            timedelta(seconds=defaults.read_seconds("restart_timeout")) if restart_timeout is None else restart_timeout
+        )
+        self.lease_seconds = (
+            defaults.read_seconds("lease_seconds") if lease_seconds is None else lease_seconds
+        ) or None
         if self.lease_seconds is not None and self.lease_seconds < 3 * self.poll_seconds:
             raise ValueError(
                 f"lease_seconds={self.lease_seconds:g} is less than three times poll_seconds={self.poll_seconds:g} s"
@@ -214,25 +223,17 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                         epoch, found_running = self._find_or_start(context, run_context, store)
                         if defers:
                             self._defer(context, run_context, epoch, found_running, restarts)
-                        event = {
-                            "epoch": epoch,
-                            "found": found_running,
-                            "verdict": self._watch_epoch(context, store, run_context, epoch),
-                        }
+                        verdict = self._watch_epoch(context, run_context, store, epoch)
+                        event = {"epoch": epoch, "found": found_running, "verdict": verdict}
                     continue
-                except RestartNeeded as setback:
-                    error, ran_seconds, made_progress, event = (
-                        setback.error,
-                        setback.ran_seconds,
-                        setback.made_progress,
-                        None,
-                    )
-                except TransientError as failure:
-                    error, ran_seconds, made_progress = failure, time.monotonic() - began, False
+                except RestartNeeded as end_of_epoch:
+                    failure, event = end_of_epoch, None
+                except TransientError as error:
+                    failure = RestartNeeded(error, time.monotonic() - began, made_progress=False)
                 if self._killed:
-                    raise error
-                restarts = self._count_failure(restarts, error, ran_seconds, made_progress)
-                self._wait_before_restart(restarts, error, event, defers)
+                    raise failure.error
+                restarts = self._count_failure(restarts, failure)
+                self._wait_before_restart(restarts, failure.error, event, defers)
                 restarts = restarts.after_delay()
 
     def _should_defer(self) -> bool:
@@ -247,20 +248,17 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             self.log.info("not deferring, because a KubernetesExecutor pod ends when its task defers")
         return not pod if self.deferrable is None else self.deferrable
 
-    def _count_failure(
-        self, restarts: RestartHistory, error: TransientError, ran_seconds: float, made_progress: bool
-    ) -> RestartHistory:
+    def _count_failure(self, restarts: RestartHistory, failure: RestartNeeded) -> RestartHistory:
         """Record one more failure.
 
         :raises TransientError: if there were too many, which fails the task attempt.
         """
-        driver_lost = isinstance(error, UnexpectedError)
-        restarts = restarts.with_failure(ran_seconds, made_progress=made_progress, lost=driver_lost)
+        error, driver_lost = failure.error, isinstance(failure.error, UnexpectedError)
+        restarts = restarts.with_failure(failure.ran_seconds, made_progress=failure.made_progress, lost=driver_lost)
         if restarts.is_crash_looping:
             raise TransientError(
                 f"the Spark driver was lost {MAX_LOSSES} times within {LOSS_WINDOW_SECONDS / 60:g} minutes of "
-                "running; last error: "
-                f"{error.message}",
+                f"running; last error: {error.message}",
                 error.remedy,
             )
         if not driver_lost and restarts.seconds + restarts.delay > self.restart_timeout.total_seconds():
@@ -413,33 +411,46 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
 
         self.defer(
-            trigger=CdcStreamTrigger(
-                pipeline=run_context.pipeline.name,
+            trigger=CdcStreamTrigger.for_pipeline(
+                run_context,
                 epoch=epoch,
                 found=found_running,
-                state_conn_id=run_context.pipeline.state.conn_id,
-                state_path=str(run_context.local_files.state_database),
                 supervisor=task_label(context),
                 poll_seconds=self.poll_seconds,
                 alerts=self._hooks.trigger_request(run_context.pipeline),
-                report_seconds=defaults.report_seconds(),
+                report_seconds=defaults.read_seconds("report_seconds"),
             ),
             method_name="resume",
             kwargs=_resume_kwargs(restarts),
         )
 
-    def _watch_epoch(self, context: Context, store: StateDatabase, run_context: RunContext, epoch: int) -> str:
-        """Watch an epoch from the worker."""
-        return watch_epoch(
-            context,
-            store,
-            run_context.pipeline.name,
-            epoch,
-            self.log,
-            is_killed=lambda: self._killed,
-            sleep=lambda: self._sleep(self.poll_seconds),
-            notify=lambda: self._hooks.notify(context, store, run_context.pipeline, self.log),
-        )
+    def _watch_epoch(self, context: Context, run_context: RunContext, store: StateDatabase, epoch: int) -> WatchOutcome:
+        """Watch an epoch from the worker until it is over, and return why. If the task is killed, stop it."""
+        from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS, send_stats
+        from airflow_provider_cdc.airflow.triggers.stream_reports import StreamReporter
+
+        pipeline, by, stats_sent_at = run_context.pipeline, task_label(context), float("-inf")
+        watch, reports = EpochWatch(epoch), StreamReporter(defaults.read_seconds("report_seconds"))
+        while True:
+            row = None
+            with suppress(CdcError):
+                row = store.record_supervision(pipeline.name, epoch, by)
+                if row is not None and row.epoch == epoch and reports.is_due:
+                    values, lines = reports.make_report(store, row)
+                    for line in lines:
+                        self.log.info("%s", line)
+                    reports.push_xcom(values, context["ti"], self.log)
+                if time.monotonic() - stats_sent_at > STATS_SECONDS:
+                    stats_sent_at = time.monotonic()
+                    send_stats(store, pipeline.name, task=True)
+                    self._hooks.notify(context, store, pipeline, self.log)
+                if self._killed:
+                    store.request_stop(pipeline.name, epoch, by=by)
+            if (verdict := watch.observe(row, time.monotonic())) is not None:
+                return verdict
+            if self._killed:
+                time.sleep(_POLL_SECONDS)
+            self._sleep(self.poll_seconds)
 
 
 def _resume_kwargs(restarts: RestartHistory) -> dict[str, Any]:

@@ -151,22 +151,18 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
 
         timeline, by = run_context.resume_state(plan)[1], task_identity(context)
         tables = {plan.tables[i].id: table_coverages[i] for i in plan.active_tables}
-        emit_asset_events(
-            self,
-            context,
-            run_context.pipeline,
-            {
-                table: {
-                    "kind": SNAPSHOT,
-                    "generation": plan.generation,
-                    "rows": tables[table].rows,
-                    "start": str(plan.p0.at),
-                    "end": str(timeline.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
-                    "until": utc_now().isoformat(timespec="seconds"),
-                }
-                for table in take_new_snapshots(store, plan.pipeline, plan.generation, tables, by)
-            },
-        )
+        events = {
+            table: {
+                "kind": SNAPSHOT,
+                "generation": plan.generation,
+                "rows": tables[table].rows,
+                "start": str(plan.p0.at),
+                "end": str(timeline.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
+                "until": utc_now().isoformat(timespec="seconds"),
+            }
+            for table in take_new_snapshots(store, plan.pipeline, plan.generation, tables, by)
+        }
+        emit_asset_events(self, context, run_context.pipeline, events)
 
     def _time_left(self, deadline: float) -> timedelta:
         """Return the time until the deadline.
@@ -181,15 +177,8 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
     def _defer(self, run_context: RunContext, plan: Plan, deadline: float) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger
 
-        self.defer(
-            trigger=CdcSnapshotTrigger(
-                pipeline=plan.pipeline,
-                generation=plan.generation,
-                state_conn_id=run_context.pipeline.state.conn_id,
-                state_path=str(run_context.local_files.state_database),
-                poll_seconds=self.poke_interval,
-            ),
-            method_name="resume",
-            kwargs={"deadline": deadline},
-            timeout=self._time_left(deadline),
+        trigger = CdcSnapshotTrigger.for_pipeline(
+            run_context, generation=plan.generation, poll_seconds=self.poke_interval
         )
+        kwargs, timeout = {"deadline": deadline}, self._time_left(deadline)
+        self.defer(trigger=trigger, method_name="resume", kwargs=kwargs, timeout=timeout)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_cdc.airflow.triggers.state_database import SharedStateDatabase
+from airflow_provider_cdc.airflow.triggers.state_database import SerializedFields, SharedStateDatabase
 from airflow_provider_cdc.observe.asset_windows import WATCHER, is_window_empty, window_between, window_mark
 
 #: Key in the asset's store of the mark up to which events were emitted.
@@ -18,7 +19,8 @@ STORE_KEY = "cdc_told"
 _POLL_SECONDS, _WRITE_SECONDS = 15.0, 4.0
 
 
-class CdcTableTrigger(BaseEventTrigger):
+@dataclass(kw_only=True, eq=False, repr=False)
+class CdcTableTrigger(SerializedFields, BaseEventTrigger):
     """Fires when there is new data in the copy of a table, and never ends.
 
     The mark up to which events were emitted is kept in the asset's store, or before Airflow 3.3 in the state database.
@@ -33,28 +35,12 @@ class CdcTableTrigger(BaseEventTrigger):
     :param min_seconds: seconds between two events.
     """
 
-    def __init__(
-        self,
-        *,
-        pipeline: str,
-        database: str,
-        table: str,
-        state_conn_id: str | None,
-        sink_path: str,
-        min_seconds: float = 60.0,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.pipeline = pipeline
-        self.database = database
-        self.table = table
-        self.state_conn_id = state_conn_id
-        self.sink_path = sink_path
-        self.min_seconds = min_seconds
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments."""
-        names = ("pipeline", "database", "table", "state_conn_id", "sink_path", "min_seconds")
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+    pipeline: str
+    database: str
+    table: str
+    state_conn_id: str | None
+    sink_path: str
+    min_seconds: float = 60.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll forever, and fire for each new window."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_cdc.airflow.triggers.state_database import SharedStateDatabase, run_in_thread
+from airflow_provider_cdc.airflow.triggers.state_database import SerializedFields, SharedStateDatabase, run_in_thread
 from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS, send_stats
 from airflow_provider_cdc.airflow.triggers.stream_reports import StreamReporter
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, embed_error, error_kind, make_error
@@ -20,6 +22,7 @@ from airflow_provider_cdc.model.supervision import EpochWatch, WatchOutcome, is_
 from airflow_provider_cdc.observe.alerts import has_alert_changes
 
 if TYPE_CHECKING:
+    from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow, StateDatabase
 
 T = TypeVar("T")
@@ -36,23 +39,57 @@ _SETTLE_SECONDS = 10.0
 _FIRST_ANSWER_SECONDS = 180.0
 
 
-class StateDatabaseTrigger(BaseTrigger):
+@dataclass(kw_only=True, eq=False, repr=False)
+class StateDatabaseTrigger(SerializedFields, BaseTrigger):
     """Base class of triggers that poll the state database.
 
-    :param kwargs: arguments of the class, including ``state_conn_id`` and ``state_path``.
+    :param pipeline: name of the pipeline.
+    :param state_conn_id: connection of the state database, or ``None`` for the SQLite file ``state_path``.
+    :param state_path: path of that file.
+    :param poll_seconds: seconds between two checks.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._kwargs = kwargs
-        self._state_db = SharedStateDatabase.shared(kwargs["state_conn_id"], kwargs["state_path"])
+    pipeline: str
+    state_conn_id: str | None
+    state_path: str
+    poll_seconds: float
+
+    #: Fields that are part of each event.
+    _event_fields: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._state_db = SharedStateDatabase.shared(self.state_conn_id, self.state_path)
         self._began = time.monotonic()
+        self._stats_sent_at = float("-inf")
         self._was_seen = self._was_lost = False
         self._outage = ""
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
+    @classmethod
+    def for_pipeline(cls, run_context: RunContext, **arguments: Any) -> Self:
+        """Create a trigger that polls the state database of a pipeline.
+
+        :param arguments: all other arguments of the class.
+        """
+        pipeline, path = run_context.pipeline, str(run_context.local_files.state_database)
+        return cls(pipeline=pipeline.name, state_conn_id=pipeline.state.conn_id, state_path=path, **arguments)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Poll until there is an event, and fire it, but not too soon after the start."""
+        self._began = time.monotonic()
+        try:
+            payload = await self._wait_for_event()
+        except CdcError as error:
+            payload = {"unseen": embed_error(error)}
+        await asyncio.sleep(max(0.0, self._began + _SETTLE_SECONDS - time.monotonic()))
+        yield TriggerEvent({**{name: getattr(self, name) for name in self._event_fields}, **payload})  # type: ignore[no-untyped-call]
+
+    @abstractmethod
+    async def _wait_for_event(self) -> dict[str, Any]:
+        """Poll until there is an event, and return its payload.
+
+        :raises CdcError: if the subject has never been seen.
+        """
 
     async def _query(self, read: Callable[[StateDatabase], T | None], subject: str) -> T | None:
         """Query the state database. Log when it becomes unavailable, with the reason, and when it is back.
@@ -82,112 +119,97 @@ class StateDatabaseTrigger(BaseTrigger):
             )
         return answer
 
-    async def _make_event(self, payload: dict[str, Any]) -> TriggerEvent:
-        """Return an event to fire, but not too soon after the start."""
-        await asyncio.sleep(max(0.0, self._began + _SETTLE_SECONDS - time.monotonic()))
-        return TriggerEvent(payload)  # type: ignore[no-untyped-call]
+    async def _send_stats(self) -> None:
+        """Send the metrics of the pipeline to Airflow's stats, if it is time to."""
+        if time.monotonic() - self._stats_sent_at > STATS_SECONDS:
+            self._stats_sent_at = time.monotonic()
+            await self._state_db.query_or_none(partial(send_stats, pipeline=self.pipeline))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CdcSnapshotTrigger(StateDatabaseTrigger):
     """Fires when the snapshot of a pipeline is complete, or when the state database no longer knows the snapshot.
 
-    :param pipeline: name of the pipeline.
     :param generation: number of the snapshot.
-    :param state_conn_id: connection of the state database, or ``None`` for the SQLite file ``state_path``.
-    :param state_path: path of that file.
-    :param poll_seconds: seconds between two checks.
     """
 
-    def __init__(
-        self, *, pipeline: str, generation: int, state_conn_id: str | None, state_path: str, poll_seconds: float
-    ) -> None:
-        super().__init__(
-            pipeline=pipeline,
-            generation=generation,
-            state_conn_id=state_conn_id,
-            state_path=state_path,
-            poll_seconds=poll_seconds,
-        )
+    generation: int
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Poll until there is an event to fire."""
-        k = self._kwargs
-        self._began = logged_at = time.monotonic()
-        subject, stats_sent_at = f"snapshot {k['generation']} of {k['pipeline']}", float("-inf")
+    async def _wait_for_event(self) -> dict[str, Any]:
+        logged_at, subject = time.monotonic(), f"snapshot {self.generation} of {self.pipeline}"
         while True:
-            try:
-                snapshot = await self._query(lambda store: store.snapshot(k["pipeline"], k["generation"]), subject)
-            except CdcError as error:
-                yield await self._make_event({"complete": False, "unseen": embed_error(error)})
-                return
+            snapshot = await self._query(lambda store: store.snapshot(self.pipeline, self.generation), subject)
             if self._was_lost or (snapshot is not None and snapshot.state == "done"):
-                yield await self._make_event({"complete": not self._was_lost})
-                return
+                return {"complete": not self._was_lost}
             if snapshot is not None and time.monotonic() - logged_at > _LOG_SECONDS:
                 logged_at = time.monotonic()
                 await self._log_progress()
-            if snapshot is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
-                stats_sent_at = time.monotonic()
-                await self._state_db.query_or_none(partial(send_stats, pipeline=k["pipeline"]))
-            await asyncio.sleep(k["poll_seconds"])
+            if snapshot is not None:
+                await self._send_stats()
+            await asyncio.sleep(self.poll_seconds)
 
     async def _log_progress(self) -> None:
-        k = self._kwargs
-        tables = await self._state_db.query_or_none(lambda store: store.table_progress(k["pipeline"], k["generation"]))
+        tables = await self._state_db.query_or_none(lambda store: store.table_progress(self.pipeline, self.generation))
         if tables:
             done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
             self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class CdcStreamEndTrigger(StateDatabaseTrigger):
+    """Fires when an epoch is over, or when the time to wait for that is up.
+
+    :param epoch: the epoch.
+    :param until: when to give up, in seconds since 1970.
+    """
+
+    epoch: int
+    until: float
+
+    _event_fields = ("epoch",)
+
+    async def _wait_for_event(self) -> dict[str, Any]:
+        watch, subject = EpochWatch(self.epoch), f"epoch {self.epoch} of the stream of {self.pipeline}"
+        while True:
+            row = await self._query(lambda store: store.probe_newest_epoch(self.pipeline), subject)
+            verdict = watch.observe(row, time.monotonic())
+            if verdict is not None or time.time() > self.until:
+                return {"verdict": verdict and str(verdict)}
+            await asyncio.sleep(self.poll_seconds)
 
 
 #: Pending stop requests. An event loop keeps only weak references to its tasks.
 _stop_requests: set[asyncio.Future[None]] = set()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CdcStreamTrigger(StateDatabaseTrigger):
     """Watches one epoch of a stream. Fires when it has ended, was lost, was superseded, or has a new alert.
 
-    :param pipeline: name of the pipeline.
     :param epoch: the epoch.
     :param found: whether the task found it running, rather than started it.
-    :param state_conn_id: connection of the state database, or ``None`` for the SQLite file ``state_path``.
-    :param state_path: path of that file.
     :param supervisor: human-readable name of the task.
-    :param poll_seconds: seconds between two checks.
     :param alerts: the alerts to look for. When there is a new one, the trigger fires and the task calls the hooks.
     :param report_seconds: seconds between two reports in the task's log and XCom.
     """
 
-    def __init__(
-        self,
-        *,
-        pipeline: str,
-        epoch: int,
-        found: bool,
-        state_conn_id: str | None,
-        state_path: str,
-        supervisor: str,
-        poll_seconds: float,
-        alerts: dict[str, Any] | None = None,
-        report_seconds: float = 60.0,
-    ) -> None:
-        super().__init__(
-            pipeline=pipeline,
-            epoch=epoch,
-            found=found,
-            state_conn_id=state_conn_id,
-            state_path=state_path,
-            supervisor=supervisor,
-            poll_seconds=poll_seconds,
-            alerts=alerts,
-            report_seconds=report_seconds,
-        )
+    epoch: int
+    found: bool
+    supervisor: str
+    alerts: dict[str, Any] | None = None
+    report_seconds: float = 60.0
+
+    _event_fields = ("epoch", "found")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._cancelled = False
-        self._reports = StreamReporter(report_seconds)
+        self._reports = StreamReporter(self.report_seconds)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Watch the epoch until it is over or has a new alert."""
         try:
-            async for event in self._watch():
+            async for event in super().run():
                 yield event
         except asyncio.CancelledError:
             self._cancelled = True
@@ -201,40 +223,30 @@ class CdcStreamTrigger(StateDatabaseTrigger):
         if self._cancelled and not hasattr(BaseTrigger, "on_kill"):
             await self.on_kill()
 
-    async def _watch(self) -> AsyncIterator[TriggerEvent]:
-        k = self._kwargs
+    async def _wait_for_event(self) -> dict[str, Any]:
         # Not at once: otherwise an alert whose notification cannot be recorded would be repeated all the time.
-        stats_sent_at, alerts_checked_at = float("-inf"), time.monotonic()
-        watch, subject = EpochWatch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
-        self._began = time.monotonic()
+        alerts_checked_at = time.monotonic()
+        watch, subject = EpochWatch(self.epoch), f"epoch {self.epoch} of the stream of {self.pipeline}"
 
         def read_run(store: StateDatabase) -> EpochRow | None:
-            row = store.record_supervision(k["pipeline"], k["epoch"], k["supervisor"])
-            return row if row is not None and row.epoch >= k["epoch"] else None
+            row = store.record_supervision(self.pipeline, self.epoch, self.supervisor)
+            return row if row is not None and row.epoch >= self.epoch else None
 
         while True:
-            try:
-                row = await self._query(read_run, subject)
-            except CdcError as error:
-                yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "unseen": embed_error(error)})
-                return
+            row = await self._query(read_run, subject)
             verdict: WatchOutcome | None = watch.observe(row, time.monotonic())
             if verdict is not None:
-                yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)})
-                return
+                return {"verdict": str(verdict)}
             if row is not None and self._reports.is_due:
                 await self._push_report(row)
-            if row is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
-                stats_sent_at = time.monotonic()
-                await self._state_db.query_or_none(partial(send_stats, pipeline=k["pipeline"]))
-            if row is not None and k["alerts"] and time.monotonic() - alerts_checked_at > STATS_SECONDS:
+            if row is not None:
+                await self._send_stats()
+            if row is not None and self.alerts and time.monotonic() - alerts_checked_at > STATS_SECONDS:
                 alerts_checked_at = time.monotonic()
-                if await self._state_db.query_or_none(
-                    partial(has_alert_changes, pipeline=k["pipeline"], request=k["alerts"])
-                ):
-                    yield await self._make_event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
-                    return
-            await asyncio.sleep(k["poll_seconds"])
+                find_alerts = partial(has_alert_changes, pipeline=self.pipeline, request=self.alerts)
+                if await self._state_db.query_or_none(find_alerts):
+                    return {"alerts": True}
+            await asyncio.sleep(self.poll_seconds)
 
     async def _push_report(self, row: EpochRow) -> None:
         report = await self._state_db.query_or_none(partial(self._reports.make_report, run=row))
@@ -262,11 +274,10 @@ class CdcStreamTrigger(StateDatabaseTrigger):
                 "epoch %s could not be asked to stop within [triggerer] on_kill_timeout. It is still running, and will "
                 "be asked as soon as Airflow and the state database answer. If this triggerer ends before that, run "
                 "`airflow-cdc stop`; with lease_seconds the epoch ends on its own",
-                self._kwargs["epoch"],
+                self.epoch,
             )
 
     async def _stop_unless_deferred(self) -> None:
-        k = self._kwargs
         state = await self._ended_task_state()
         if state == "deferred":
             self.log.info("the task is still deferred: another triggerer supervises the stream")
@@ -274,15 +285,14 @@ class CdcStreamTrigger(StateDatabaseTrigger):
         # A list, so that "no run to stop" differs from "no answer".
         while (stopped := await self._state_db.query_or_none(self._request_stop)) is None:
             text = "the task is %s, but the state database cannot be reached to stop epoch %s: trying again"
-            self.log.error(text, state, k["epoch"])
+            self.log.error(text, state, self.epoch)
             await asyncio.sleep(_RETRY_SECONDS)
         self.log.info(
-            "the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if stopped[0] else "has ended"
+            "the task is %s: epoch %s %s", state, self.epoch, "was asked to stop" if stopped[0] else "has ended"
         )
 
     def _request_stop(self, store: StateDatabase) -> list[int | None]:
-        k = self._kwargs
-        return [store.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"])]
+        return [store.request_stop(self.pipeline, self.epoch, by=self.supervisor)]
 
     async def _ended_task_state(self) -> str | None:
         """Return the state of the task whose trigger was ended. It is ``deferred`` only if this try still is.
@@ -290,37 +300,31 @@ class CdcStreamTrigger(StateDatabaseTrigger):
         Repeats the query if Airflow or the state database does not answer, so that an outage does not leave the stream
         running.
         """
-        k = self._kwargs
         while True:
             try:
                 state = await run_in_thread(read_task_state, self.task_instance)
                 if state == "deferred":  # this try, or the next one after a clear
-                    run = await self._state_db.query(lambda store: store.newest_epoch(k["pipeline"]))
-                    if run is not None and is_superseded_by(k["supervisor"], run.supervisor):
+                    run = await self._state_db.query(lambda store: store.newest_epoch(self.pipeline))
+                    if run is not None and is_superseded_by(self.supervisor, run.supervisor):
                         return "cleared"
                 return state
             except Exception as error:
-                self.log.warning("could not find out whether the task of epoch %s is deferred: %s", k["epoch"], error)
+                self.log.warning("could not find out whether the task of epoch %s is deferred: %s", self.epoch, error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
 
-class CdcPauseTrigger(BaseTrigger):
+@dataclass(kw_only=True, eq=False, repr=False)
+class CdcPauseTrigger(SerializedFields, BaseTrigger):
     """Fires after a while. A stream that is to be restarted waits here without a worker.
 
     :param seconds: how long to wait, in seconds.
     """
 
-    def __init__(self, *, seconds: float) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._seconds = seconds
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", {"seconds": self._seconds}
+    seconds: float
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then fire."""
-        await asyncio.sleep(max(self._seconds, _SETTLE_SECONDS))
+        await asyncio.sleep(max(self.seconds, _SETTLE_SECONDS))
         yield TriggerEvent({})  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""Non-blocking access of triggers to the state database and to Airflow."""
+"""Code shared by the triggers: their serialization, and non-blocking access to the state database and to Airflow."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
@@ -20,6 +21,19 @@ T = TypeVar("T")
 _TIMEOUT_SECONDS = 20.0
 #: Concurrent queries to one database.
 _THREADS = 4
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SerializedFields:
+    """Serializes a trigger that is a dataclass: its fields are the arguments of its class."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments."""
+        arguments = {field.name: getattr(self, field.name) for field in fields(self)}
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
 
 async def run_in_thread(function: Callable[..., T], *args: Any, executor: ThreadPoolExecutor | None = None) -> T:

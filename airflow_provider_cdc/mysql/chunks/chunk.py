@@ -19,7 +19,7 @@ from airflow_provider_cdc.model.errors import (
     TerminalError,
     UnknownPrepareError,
 )
-from airflow_provider_cdc.model.offset import Position, Timeline
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue, select_value_error
@@ -65,23 +65,15 @@ class ChunkRead:
     seconds: float
 
 
-def read_chunk(
-    connection: Connection[Any],
-    reader: WindowReader,
-    table: TableSchema,
-    chunk: Chunk,
-    timeline: Timeline,
-    watermarks: Watermarks,
-) -> ChunkRead:
+def read_chunk(reader: WindowReader, table: TableSchema, chunk: Chunk, watermarks: Watermarks) -> ChunkRead:
     """Read a chunk: low watermark, SELECT, high watermark, then the binlog between the two watermarks.
 
-    :param connection: autocommit connection; the SELECT opens its own read view after LW.
     :param reader: reads the binlog of the same server for ``table``.
-    :param watermarks: takes the watermarks on ``connection``.
+    :param watermarks: takes the watermarks. The SELECT goes over its connection, and opens its own read view after LW.
     :raises TerminalError: if no attempt could be replayed, or a value cannot be copied exactly.
     :raises TableAlteredError: if the table was altered.
     """
-    started = time.monotonic()
+    started, connection = time.monotonic(), watermarks.connection
     for attempt in range(_ATTEMPTS):
         failpoint("chunk.before_lw")
         low = watermarks.low(force_new=attempt > 0)
@@ -104,7 +96,7 @@ def read_chunk(
         if window is None:
             continue
         changes = window.changes
-        seq = timeline.seq(high)
+        seq = reader.timeline.seq(high)
         meta_arrays = meta_columns(seq, clock, len(columns[0])).values()
         retained = table.retained_nulls(len(columns[0]))
         rows = pa.Table.from_arrays([*columns, *retained, *meta_arrays], schema=table.sink_schema)

@@ -23,7 +23,7 @@ from airflow_provider_cdc.model.errors import (
     TransientError,
     UnknownPrepareError,
 )
-from airflow_provider_cdc.model.offset import Position, Timeline
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue, select_value_error
@@ -45,37 +45,27 @@ _PART_BYTES = 16 << 20
 
 
 def read_parts(
-    connection: Connection[Any],
-    reader: WindowReader,
-    table: TableSchema,
-    chunk: Chunk,
-    timeline: Timeline,
-    watermarks: Watermarks,
+    reader: WindowReader, table: TableSchema, chunk: Chunk, watermarks: Watermarks
 ) -> Generator[ChunkRead, None, None]:
     """Read a chunk, or a table without a key in several parts.
 
     For parameters and errors see :func:`~airflow_provider_cdc.mysql.chunks.chunk.read_chunk` and :func:`read_keyless`.
     """
     if table.key:
-        yield read_chunk(connection, reader, table, chunk, timeline, watermarks)
+        yield read_chunk(reader, table, chunk, watermarks)
     else:
-        yield from read_keyless(connection, reader, table, timeline, watermarks)
+        yield from read_keyless(reader, table, watermarks)
 
 
-def read_keyless(
-    connection: Connection[Any], reader: WindowReader, table: TableSchema, timeline: Timeline, watermarks: Watermarks
-) -> Generator[ChunkRead, None, None]:
+def read_keyless(reader: WindowReader, table: TableSchema, watermarks: Watermarks) -> Generator[ChunkRead, None, None]:
     """Read all rows of a table exactly as of one high watermark, in one or more parts.
 
-    The connection is busy until the last part has been read.
-
-    :param connection: autocommit connection.
     :param reader: reads the binlog of the same server for ``table``.
-    :param watermarks: takes the watermarks on ``connection``.
+    :param watermarks: takes the watermarks. Its connection is busy until the last part has been read.
     :raises TransientError: if the table was written to during every attempt; the message contains the figures.
     :raises TableAlteredError: if the definition is not the planned one.
     """
-    started, change_count, window_seconds = time.monotonic(), 0, 0.0
+    started, change_count, window_seconds, connection = time.monotonic(), 0, 0.0, watermarks.connection
     for attempt in range(_MAX_VIEWS):
         failpoint("chunk.before_lw")
         low, opened = watermarks.low(force_new=attempt > 0), time.monotonic()
@@ -90,7 +80,7 @@ def read_keyless(
             failpoint("chunk.after_hw")
             changes = _count_changes(reader, low, high)
             if not changes:
-                yield from _read_view(connection, table, low, high, clock, timeline.seq(high), started)
+                yield from _read_view(connection, table, low, high, clock, reader.timeline.seq(high), started)
                 return
         except TableChangedError:
             changes = max(1, _count_changes(reader, low, binlog_end(connection)))  # raises if it was not a TRUNCATE

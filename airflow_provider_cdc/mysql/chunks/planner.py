@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pymysql.connections import Connection
@@ -12,8 +12,10 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, TableChangedError, TerminalError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
-from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_from_bounds, number_and_group
+from airflow_provider_cdc.model.plan import Chunk, Plan, PlanningCost, chunks_from_bounds, number_and_group
+from airflow_provider_cdc.model.plan_history import Replan
 from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.catalog import (
     ALTERED_REMEDY,
     find_key_index,
@@ -24,7 +26,7 @@ from airflow_provider_cdc.mysql.client.catalog import (
 from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, count_passed_bounds, text_literal
 from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows
 from airflow_provider_cdc.mysql.keys.chunk_bounds import ChunkBounds
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, with_exact_gtids, with_file_start_time
+from airflow_provider_cdc.mysql.positions.binlog_files import with_exact_gtids, with_file_start_time
 from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
 #: Target for the maximum size of a chunk in bytes, however few rows that is.
@@ -70,7 +72,9 @@ def make_plan(
         chunks += plan_table(connection, index, table, chunk_rows)
         session_costs.append(_session_cost(connection))
     # Each query of the counters is itself a statement.
-    costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)]
+    costs = [
+        PlanningCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)
+    ]
     timeline = Timeline(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
     return Plan(
@@ -91,14 +95,13 @@ def make_replan_amendment(
     index: int,
     keeps: Callable[[str, str, str], bool],
     decide_definition: Callable[[TableSchema], TableSchema],
-) -> dict[str, Any]:
+) -> Replan:
     """Plan an altered table again: a low watermark after the DDL, the definition there, and the bounds.
 
     Its chunks stay the same, except that the outermost bounds move out to the smallest and largest key.
 
     :param keeps: whether a (database, table, column) is copied.
     :param decide_definition: returns the part of the definition that the copy adopts.
-    :returns: an amendment, see :meth:`airflow_provider_cdc.model.plan.Plan.with_amendments`.
     :raises NotReadyError: if the table is gone, or can no longer be copied.
     :raises TerminalError: if the planned chunks no longer fit the table.
     :raises TransientError: if the table is altered during every attempt.
@@ -106,16 +109,12 @@ def make_replan_amendment(
     old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
 
     def read() -> TableSchema:
-        tables = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return decide_definition(
-            read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
-        )
+        return decide_definition(_read_definition(connection, old, keeps))
 
     since, definition = _with_stable_definitions(lambda: take_p0(connection, plan.p0.server)[0].at, read)
     if definition.key_columns != old.key_columns:
         raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED_REMEDY)
-    bounds = _chunk_bounds(connection, definition) if definition.key else None
-    low, high = (bounds.edge_key(), bounds.edge_key(" DESC")) if bounds else (None, None)
+    low, high = _chunk_bounds(connection, definition).edge_keys() if definition.key else (None, None)
     lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
     if low is not None and high is not None:
         if lower is None or upper is None:
@@ -128,7 +127,7 @@ def make_replan_amendment(
         order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
         lower, upper = keys[order[0][1]], keys[order[-1][1]]
     replanned = plan.definitions[index].replanned(since, definition)
-    return {"table": index, "definitions": replanned.to_json(), "lower": lower, "upper": upper}
+    return Replan(index, replanned, lower, upper)
 
 
 def plan_resnapshot(
@@ -153,11 +152,7 @@ def plan_resnapshot(
     :raises NotReadyError: if the table is gone, or can no longer be copied.
     :raises TransientError: if the table is altered during every attempt, or was while its keys were looked up.
     """
-
-    def read() -> TableSchema:
-        tables = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
-
+    read = partial(_read_definition, connection, old, keeps)
     (since, open_xa), definition = _with_stable_definitions(lambda: take_p0(connection, server), read)
     since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), open_xa, [definition], open_at)
     try:
@@ -167,6 +162,14 @@ def plan_resnapshot(
             raise
         raise TableChangedError(f"table {definition.label} was altered while it was planned", "Run again") from None
     return with_file_start_time(since, open_at), definition, chunks
+
+
+def _read_definition(
+    connection: Connection[Any], old: TableSchema, keeps: Callable[[str, str, str], bool]
+) -> TableSchema:
+    """Return the definition that a table has now."""
+    tables = find_tables(connection, lambda database, table: (database, table) == old.id)
+    return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
 
 
 def _with_stable_definitions(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
@@ -192,10 +195,10 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
     if not table.key:
         return [Chunk(0, index, 0, (), (), includes_upper=True)]
     bounds = _chunk_bounds(connection, table)
-    low, high = bounds.edge_key(), bounds.edge_key(" DESC")
+    low, high = bounds.edge_keys()
     if low is None or high is None:
         return []
-    estimate, width = estimate_table(connection, table)
+    estimate, width = estimate_rows_and_row_bytes(connection, table)
     chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, width)))
     return chunks_from_bounds(index, bounds.lower_bounds(low, high, estimate, chunk_rows), high)
 
@@ -208,18 +211,18 @@ def plan_ranges(
     :param ranges: key ranges in key order, without overlaps.
     """
     bounds, chunks = _chunk_bounds(connection, table), list[Chunk]()
-    chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, estimate_table(connection, table)[1])))
+    chunk_rows = min(chunk_rows, max(1, MAX_CHUNK_BYTES // max(1, estimate_rows_and_row_bytes(connection, table)[1])))
     for span in ranges:
         if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
             chunks.append(span)
             continue
-        low, high = (bounds.edge_key(direction, chunk_condition(table, span)) for direction in ("", " DESC"))
+        low, high = bounds.edge_keys(chunk_condition(table, span))
         if low is None or high is None:
             chunks.append(span)
             continue
         _, *inner = bounds.lower_bounds(low, high, bounds.estimate_rows(low, high), chunk_rows)
         *first, last = chunks_from_bounds(span.table, [span.lower, *inner], span.upper)
-        chunks += [*first, replace(last, includes_upper=span.includes_upper)]
+        chunks += [*first, last.replace(includes_upper=span.includes_upper)]
     return chunks
 
 
@@ -227,7 +230,7 @@ def _chunk_bounds(connection: Connection[Any], table: TableSchema) -> ChunkBound
     return ChunkBounds(connection, table, find_key_index(connection, table))
 
 
-def estimate_table(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
+def estimate_rows_and_row_bytes(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
     """Return the estimated rows of a table and the bytes per row, from the server's statistics."""
     statistics = query_rows(
         connection,
@@ -237,9 +240,9 @@ def estimate_table(connection: Connection[Any], table: TableSchema) -> tuple[int
     return (int(statistics[0][0] or 0), int(statistics[0][1] or 0)) if statistics else (0, 0)
 
 
-def _session_cost(connection: Connection[Any]) -> PlanCost:
+def _session_cost(connection: Connection[Any]) -> PlanningCost:
     """Return the cost of the session for the server so far."""
     # Reads without an index (rnd) are left out: they occur only for results such as that of this statement.
     names = "'Questions', 'Handler_read_first', 'Handler_read_last', 'Handler_read_key', 'Handler_read_next', "
     counted = query_pairs(connection, f"SHOW SESSION STATUS WHERE variable_name IN ({names} 'Handler_read_prev')")
-    return PlanCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))
+    return PlanningCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.changes import conform_to_schema
 from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
 from airflow_provider_cdc.model.errors import OtherHistoryError
 from airflow_provider_cdc.model.offset import Position, Timeline
-from airflow_provider_cdc.model.schema import SEQ_COLUMN
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
 from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.change_buffer import KeyFilter
+from airflow_provider_cdc.mysql.binlog.walk.changes import DefinitionChange, Truncation, read_changes
 from airflow_provider_cdc.mysql.client.catalog import table_altered_error
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
-from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
+from airflow_provider_cdc.mysql.positions.xa_lookback import track_prepared_xa
 
 #: To skip more than this many bytes, reconnect at the wanted position instead.
 _SKIP_BYTES = 32 << 20
-#: Bytes of binlog rows to buffer before they are combined.
-_MAX_HELD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,9 @@ class WindowReader:
     Rows of prepared XA transactions are kept from one window to the next, as long as no binlog in between is skipped.
     Those that were prepared earlier are looked up.
 
-    :param open_at: opens a blocking binlog stream at a position.
+    :param source: opens the binlog.
     :param definitions: definitions of the table; rows are returned in the newest one.
     :param timeline: numbers the transactions.
-    :param look_back: finds XA transactions of the table that are prepared at a place.
     :param decoders: decoders of text.
     :param with_before_images: whether updates also return their old image, as ``b``; the definitions must then require
         complete old rows.
@@ -57,32 +52,23 @@ class WindowReader:
 
     def __init__(
         self,
-        open_at: Callable[[Position], BinlogStream],
+        source: BinlogSource,
         definitions: DefinitionHistory,
         timeline: Timeline,
-        look_back: Callable[[Position], XaLookback],
         decoders: CharsetDecoders = UNICODE_DECODERS,
         *,
         with_before_images: bool = False,
     ) -> None:
-        self.table, self._lineage, self._look_back = definitions.newest, timeline, look_back
-        self._captured = histories_by_table([definitions])
-        self._lookback: XaLookback | None = None
+        self.table, self.timeline = definitions.newest, timeline
+        self._source, self._captured = source, histories_by_table([definitions])
         self._prepared: PreparedXaRows
         self._binlog = BinlogReader(
-            open_at, self._captured, timeline, decoders, yield_ddl=True, with_before_images=with_before_images
+            source.open, self._captured, timeline, decoders, yield_ddl=True, with_before_images=with_before_images
         )
 
-    def read_window(
-        self,
-        low: Position,
-        high: Position,
-        prepared_rows: Mapping[str, tuple[RowsEvent, ...]] | None = None,
-        key_filter: KeyFilter | None = None,
-    ) -> ChangeWindow:
+    def read_window(self, low: Position, high: Position, key_filter: KeyFilter | None = None) -> ChangeWindow:
         """Return what happened after ``low`` and at or before ``high``. Both must be ends of transactions.
 
-        :param prepared_rows: rows of XA transactions that are open at ``low``, as far as they are known.
         :param key_filter: changes may be left out if it is true for none of them.
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog.
         :raises TableAlteredError: if a DDL other than TRUNCATE changes the table.
@@ -90,27 +76,26 @@ class WindowReader:
         :raises OtherHistoryError: if ``high`` is before ``low``, although it was read later.
         """
         parts, emptied = list[pa.Table](), 0
-        for part in self.read_parts(low, high, prepared_rows, key_filter):
+        for part in self.read_parts(low, high, key_filter=key_filter):
             if part.truncate_seq:
                 parts, emptied = [], part.truncate_seq
             parts.append(part.changes)
         return ChangeWindow(pa.concat_tables([self.table.sink_schema.empty_table(), *parts]), emptied)
 
     def read_parts(
-        self,
-        low: Position,
-        high: Position,
-        prepared_rows: Mapping[str, tuple[RowsEvent, ...]] | None = None,
-        key_filter: KeyFilter | None = None,
+        self, low: Position, high: Position, open_xa: Iterable[str] = (), key_filter: KeyFilter | None = None
     ) -> Iterator[ChangeWindow]:
         """Like :meth:`read_window`, but yield parts, so that few changes are in memory. Consume the iterator fully.
 
-        Parameters and errors are those of :meth:`read_window`. A part with a TRUNCATE cancels all parts before it.
+        Other parameters and errors are those of :meth:`read_window`. A part with a TRUNCATE cancels all parts before
+        it.
+
+        :param open_xa: entries of XA transactions that are open at ``low``, as far as they are known.
         """
         if high < low:
             raise OtherHistoryError(f"the binlog of the server ends at {high}, but had already reached {low}")
         try:
-            yield from self._read_parts(low, high, prepared_rows or {}, key_filter)
+            yield from self._read_parts(low, high, open_xa, key_filter)
         except BaseException:
             self.close()  # the next window must not see what has been decoded
             raise
@@ -120,11 +105,7 @@ class WindowReader:
         self._binlog.close()
 
     def _read_parts(
-        self,
-        low: Position,
-        high: Position,
-        prepared_rows: Mapping[str, tuple[RowsEvent, ...]],
-        key_filter: KeyFilter | None,
+        self, low: Position, high: Position, open_xa: Iterable[str], key_filter: KeyFilter | None
     ) -> Iterator[ChangeWindow]:
         binlog, table = self._binlog, self.table
         if binlog.current_position is not None and self._is_near(binlog.current_position, low):
@@ -133,34 +114,16 @@ class WindowReader:
                     self._prepared.track(step.transaction)
             binlog.take_changes()
         if binlog.current_position != low:
-            if self._lookback is None or self._lookback.position != low:
-                self._lookback = self._look_back(low)
-            self._prepared = PreparedXaRows(prepared_rows, self._lookback.prepared_rows, self._captured)
-        for step in binlog.steps(low, high) if low < high else ():
-            if (item := step.transaction) is not None:
-                seq = self._lineage.seq(Position(step.file, step.position))
-                if table.id in item.altered_tables:
-                    at = Position(item.file, item.position)
-                    raise table_altered_error(table, f"at {at}", at)
-                if item.emptied_table is not None:
-                    binlog.take_changes()
-                    yield ChangeWindow(table.sink_schema.empty_table(), seq)
-                for _ in binlog.decode_rows(self._prepared.visible_rows(item), seq, item.commit_us):
-                    yield from self._take_windows(high, key_filter)
-            if binlog.held_bytes >= _MAX_HELD_BYTES:
-                yield from self._take_windows(high, key_filter)
-        yield from self._take_windows(high, key_filter)
+            self._prepared = track_prepared_xa(self._source, self._captured, low, open_xa)
+        for change in read_changes(binlog, low, high, self._prepared, key_filter=key_filter):
+            if isinstance(change, DefinitionChange):
+                raise table_altered_error(table, f"at {change.at}", change.at)
+            if isinstance(change, Truncation):
+                yield ChangeWindow(table.sink_schema.empty_table(), change.seq)
+            else:
+                yield ChangeWindow(conform_to_schema(change.batch, table.sink_schema), 0)
         if low < high and binlog.current_position != high:
             self.close()
-
-    def _take_windows(self, high: Position, key_filter: KeyFilter | None) -> Iterator[ChangeWindow]:
-        """Yield the buffered changes up to a position, and discard those after it."""
-        for _, batch in self._binlog.take_changes(key_filter=key_filter):
-            changes = conform_to_schema(batch, self.table.sink_schema)
-            newest = self._lineage.seq(high)
-            if changes.num_rows and pc.max(changes[SEQ_COLUMN]).as_py() > newest:
-                changes = changes.filter(pc.less_equal(changes[SEQ_COLUMN], newest))
-            yield ChangeWindow(changes, 0)
 
     @staticmethod
     def _is_near(at: Position, low: Position) -> bool:

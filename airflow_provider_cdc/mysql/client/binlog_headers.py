@@ -10,6 +10,7 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
+from airflow_provider_cdc.mysql.client.gtids import query_purged_gtids
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
 from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 
@@ -23,7 +24,7 @@ def previous_gtids(connection: Connection[Any], file: str) -> GtidSet | MariadbG
         return MariadbGtidPosition.parse(gtids_at_position(connection, Position(file, FIRST_EVENT_POSITION)))
     # The set at the head of a file does not include transactions that were never in the server's binlog, as after a
     # restore.
-    purged = GtidSet.parse(query_value(connection, "SELECT @@global.gtid_purged") or "")
+    purged = query_purged_gtids(connection)
     for row in query_rows(connection, f"SHOW BINLOG EVENTS IN '{file}' LIMIT 3"):
         if row[2] == "Previous_gtids":
             return purged.union(GtidSet.parse(row[5] or ""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
@@ -13,13 +12,7 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.ddl.column_names import column_name_problem
 from airflow_provider_cdc.model.errors import NotReadyError, TableAlteredError
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.model.schema import (
-    HIDDEN_SUFFIX,
-    KEY_TYPES,
-    MEMBER_TYPES,
-    Column,
-    TableSchema,
-)
+from airflow_provider_cdc.model.schema import HIDDEN_SUFFIX, KEY_TYPES, MEMBER_TYPES, Column, TableSchema
 from airflow_provider_cdc.mysql.client.identity import is_mariadb
 from airflow_provider_cdc.mysql.client.key_sql import text_literal
 from airflow_provider_cdc.mysql.client.session import query_rows, query_value
@@ -95,10 +88,8 @@ def read_schema(
         reason = column.unsupported_reason()
         if reason:
             raise NotReadyError(f"table {label}, column {column.name}: {reason}", "Exclude the table in source.exclude")
-    indexes, zoned = (
-        _unique_indexes(connection, database, table),
-        _time_zone_dependent(connection, database, table, columns),
-    )
+    indexes = _unique_indexes(connection, database, table)
+    zoned = _time_zone_dependent(connection, database, table, columns)
     index, key, _ = _choose_key(indexes, columns, zoned)
     columns += _hidden_columns(indexes, columns)
     left_out = tuple(
@@ -121,7 +112,7 @@ def read_schema(
     schema = TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
     if wrong := column_name_problem(schema):
         raise NotReadyError(f"table {label}, {wrong[0]}", wrong[1])
-    return replace(schema, collation=_table_collation(connection, database, table))
+    return schema.replace(collation=_table_collation(connection, database, table))
 
 
 def _table_collation(connection: Connection[Any], database: str, table: str) -> str | None:

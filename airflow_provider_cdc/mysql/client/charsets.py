@@ -128,14 +128,8 @@ def _build_decoders(connection: Connection[Any], charset: str, table: str) -> tu
     """
     single, one_way = _query_characters(connection, charset, (range(0x100),))
     if charset not in _BYTE_RANGES:
-        if (
-            query_bytes(
-                connection,
-                f"SELECT 1 FROM information_schema.character_sets WHERE character_set_name = '{charset}' "
-                "AND maxlen = 1",
-            )
-            == ()
-        ):
+        known_sql = f"SELECT 1 FROM information_schema.character_sets WHERE character_set_name = '{charset}'"
+        if not query_bytes(connection, f"{known_sql} AND maxlen = 1"):
             raise TerminalError(
                 f"character set {charset} of table {table} is not known",
                 "Exclude the table in source.exclude",

@@ -38,7 +38,7 @@ _collations_cache: dict[tuple[str, str], Collations] = {}
 
 
 def canonical_charset(charset: str) -> str:
-    """Return the canonical name of a character set: servers and older plans use two names for utf8mb3."""
+    """Return the canonical name of a character set: servers use two names for utf8mb3."""
     return "utf8mb3" if charset == "utf8" else charset
 
 

@@ -83,10 +83,8 @@ def copied_expression(table: TableSchema, column: Column) -> str:
 
     It is NULL for a key value that does not survive the conversion to Unicode and back.
     """
-    condition, name = (
-        round_trip_condition(column) if column.name in table.key else None,
-        _convertible_expression(column),
-    )
+    condition = round_trip_condition(column) if column.name in table.key else None
+    name = _convertible_expression(column)
     # MySQL sends an ENUM that is the result of IF with a different type.
     text = f"CAST({name} AS CHAR)" if column.data_type == "enum" else name
     return name if condition is None else f"IF({condition}, {text}, NULL)"

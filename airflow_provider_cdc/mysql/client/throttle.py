@@ -33,10 +33,7 @@ class Throttle:
         self, connection: Connection[Any], limits: LoadLimits, on_pause: Callable[[str | None], None] = lambda _: None
     ) -> None:
         self._connection, self._limits, self._on_pause = connection, limits, on_pause
-        self._row_limiter, self._byte_limiter = (
-            RateLimiter(limits.rows_per_second),
-            RateLimiter(limits.bytes_per_second),
-        )
+        self._row_limiter, self._byte_limiter = map(RateLimiter, (limits.rows_per_second, limits.bytes_per_second))
         self._last_check = float("-inf")
 
     def wait_for_turn(self, check: Callable[[], None] = lambda: None) -> None:

@@ -81,19 +81,17 @@ class ChunkBounds:
         self._connection, self._table = connection, table
         self._from_sql = f"FROM {table_name(table)}"
         # FORCE INDEX for lookups, or the server may scan another index. With it, the server makes no estimates.
-        self._force_index_sql, self._use_index_sql = (
-            f"FORCE INDEX ({quote_name(index)})",
-            f"USE INDEX ({quote_name(index)})",
-        )
+        self._force_index_sql = f"FORCE INDEX ({quote_name(index)})"
+        self._use_index_sql = f"USE INDEX ({quote_name(index)})"
         self._canonical = ", ".join(canonical_expression(c) for c in table.key_columns)
         self._midpoints = Midpoints(connection, table)
 
-    def edge_key(self, direction: str = "", condition: str = "TRUE") -> Key | None:
-        """Return the smallest key, or with the direction `` DESC`` the largest; ``None`` if there is none.
+    def edge_keys(self, condition: str = "TRUE") -> tuple[Key | None, Key | None]:
+        """Return the smallest and the largest key; ``None`` if there is none.
 
         :param condition: SQL condition on the key columns.
         """
-        return self._look_up_key(condition, direction, "1")
+        return self._look_up_key(condition, "", "1"), self._look_up_key(condition, " DESC", "1")
 
     def estimate_rows(self, low: Key, high: Key) -> int:
         """Return the server's estimate of the rows from one key to another."""

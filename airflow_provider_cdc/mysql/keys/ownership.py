@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,18 +49,13 @@ def mask_owned_rows(
     :param chunks: as in :func:`find_owning_chunks`.
     :param rows: rows with the key columns.
     """
-    if (
-        table.integer_key_column is None
-        or not pa.types.is_integer(rows.schema.field(table.integer_key_column).type)
-        or not chunks
-    ):
-        return pa.array(
-            [i >= 0 for i in find_owning_chunks(connection, table, chunks, keys_of(table, rows))], pa.bool_()
-        )
-    keys = rows[table.integer_key_column].to_numpy().astype(np.int64, copy=False)
-    lowers, uppers = (
-        np.array([int(end[0]) for end in ends]) for ends in ([c.lower for c in chunks], [c.upper for c in chunks])
-    )
+    name = table.integer_key_column
+    if name is None or not pa.types.is_integer(rows.schema.field(name).type) or not chunks:
+        owners = find_owning_chunks(connection, table, chunks, keys_of(table, rows))
+        return pa.array([i >= 0 for i in owners], pa.bool_())
+    keys = rows[name].to_numpy().astype(np.int64, copy=False)
+    lowers = np.array([int(chunk.lower[0]) for chunk in chunks])
+    uppers = np.array([int(chunk.upper[0]) for chunk in chunks])
     at = np.searchsorted(lowers, keys, "right") - 1
     closed = np.array([chunk.includes_upper for chunk in chunks])
     return pa.array((at >= 0) & ((keys < uppers[at]) | (closed[at] & (keys == uppers[at]))))
@@ -78,7 +72,7 @@ def _find_owners(
         return _compare_with_bounds(connection, table, chunks, keys)
     size = -(-len(chunks) // _BOUNDS_PER_QUERY)
     runs = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-    spans = [replace(run[0], upper=run[-1].upper, includes_upper=run[-1].includes_upper) for run in runs]
+    spans = [run[0].replace(upper=run[-1].upper, includes_upper=run[-1].includes_upper) for run in runs]
     keys_by_run: dict[int, list[int]] = {}
     for i, run in enumerate(_find_owners(connection, table, spans, keys)):
         keys_by_run.setdefault(run, []).append(i)
@@ -102,9 +96,8 @@ def _compare_with_bounds(
     for i, chunk in enumerate(chunks):
         bounds.append((chunk.lower, False))
         owner.append(i)
-        if (
-            chunk.includes_upper or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper
-        ):  # no chunk owns the keys after it
+        # If no chunk owns the keys after it:
+        if chunk.includes_upper or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper:
             bounds.append((chunk.upper, chunk.includes_upper))
             owner.append(-1)
     owner_indexes = [-1] * len(keys)

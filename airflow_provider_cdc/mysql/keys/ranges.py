@@ -6,7 +6,6 @@ import ipaddress
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -68,7 +67,7 @@ def keys_as_ranges(connection: Connection[Any], table: TableSchema, index: int, 
         chunks = list[Chunk]()
         for number in sorted({int(key[0]) for key in keys}):
             if chunks and int(chunks[-1].upper[0]) == number - 1:
-                chunks[-1] = replace(chunks[-1], upper=(number,))
+                chunks[-1] = chunks[-1].replace(upper=(number,))
             else:
                 chunks.append(Chunk(0, index, 0, (number,), (number,), True))
         return chunks

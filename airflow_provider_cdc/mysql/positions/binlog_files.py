@@ -1,10 +1,9 @@
-"""The binlog files on the server, how long it keeps them, and when each was begun."""
+"""The binlog files on the server: how long it keeps them, when each was begun, and what is after a position."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -12,15 +11,12 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Offset, Position, split_file
 from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.event_types import FORMAT_DESCRIPTION, TRANSACTION_STARTS
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import parse_gtid_event
 from airflow_provider_cdc.mysql.client.identity import binlog_end, is_mariadb
 from airflow_provider_cdc.mysql.client.key_sql import text_literal
 from airflow_provider_cdc.mysql.client.session import query_pairs, query_rows, query_value
-
-#: Opens a binlog stream at a position.
-OpenStreamAt = Callable[[Position], BinlogStream]
 
 
 def list_binlog_files(connection: Connection[Any]) -> list[str]:
@@ -65,26 +61,17 @@ def server_time(connection: Connection[Any]) -> float:
     return float(query_value(connection, "SELECT UNIX_TIMESTAMP(NOW(6))") or 0)
 
 
-def open_stream_to_end(args: Mapping[str, Any], server_id: int, replica_uuid: str, at: Position) -> BinlogStream:
-    """Open a binlog stream at a position. The stream ends where the binlog ends.
-
-    :param args: pymysql.connect keyword arguments.
-    :param server_id: replication server id of the reader.
-    :param replica_uuid: UUID of the reader.
-    """
-    return BinlogStream(
-        args, server_id=server_id, replica_uuid=replica_uuid, file=at.file, position=at.position, blocking=False
-    )
-
-
-def file_start_time(open_at: OpenStreamAt, file: str) -> float | None:
+def file_start_time(open_at: OpenStreamAt, file: str, known: int = 0) -> int:
     """Return when a binlog file was begun, by the server's clock: the time of its first event.
 
-    :param open_at: opens a stream that ends where the binlog ends.
-    :returns: seconds since the epoch; ``None`` if unknown.
+    :param known: expected time, 0 if there is none.
+    :returns: seconds since the epoch; 0 if unknown.
+    :raises OtherHistoryError: if the file was begun at another time than expected.
     """
-    began = with_file_start_time(Offset("", Position(file, FIRST_EVENT_POSITION), ""), open_at).file_start_time
-    return float(began) if began else None
+    with closing(open_at(Position(file, FIRST_EVENT_POSITION))) as stream:
+        stream.expect_file_starts({file: known} if known else {})
+        next((event for event in stream if event.type == FORMAT_DESCRIPTION), None)
+        return stream.file_start_times.get(file, 0)
 
 
 def with_file_start_time(offset: Offset, open_at: OpenStreamAt) -> Offset:
@@ -92,10 +79,7 @@ def with_file_start_time(offset: Offset, open_at: OpenStreamAt) -> Offset:
 
     :raises OtherHistoryError: if the file was begun at another time.
     """
-    with closing(open_at(Position(offset.at.file, FIRST_EVENT_POSITION))) as stream:
-        stream.expect_file_starts({offset.at.file: offset.file_start_time} if offset.file_start_time else {})
-        next((event for event in stream if event.type == FORMAT_DESCRIPTION), None)
-        return replace(offset, file_start_time=stream.file_start_times.get(offset.at.file, 0))
+    return offset.replace(file_start_time=file_start_time(open_at, offset.at.file, offset.file_start_time))
 
 
 def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> Offset:
@@ -112,4 +96,29 @@ def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenS
             if end <= Position(event.file, event.position):
                 break
     exact = GtidSet.parse(offset.gtid_set).subtract(GtidSet().with_all(filter(None, later_gtids)))
-    return replace(offset, gtid_set=str(exact))
+    return offset.replace(gtid_set=str(exact))
+
+
+def unread_bytes(connection: Connection[Any], at: Position) -> int | None:
+    """Return the bytes of binlog after a position; ``None`` if its file is not on the server."""
+    sizes = binlog_sizes(connection)
+    if at.file not in sizes:
+        return None
+    later = list(sizes)[list(sizes).index(at.file) :]
+    return max(0, sum(sizes[file] for file in later) - at.position)
+
+
+def oldest_unread_commit(open_at: OpenStreamAt, at: Position) -> float | None:
+    """Return when the first transaction after a position was committed; ``None`` if there is none.
+
+    Only the first event of the transaction is read, whatever its size.
+
+    :param open_at: opens a stream that ends where the binlog ends.
+    :param at: the end of a transaction.
+    :returns: seconds since the epoch by the server's clock; whole seconds on MariaDB.
+    """
+    with closing(open_at(at)) as stream:
+        for event in stream:
+            if event.type in TRANSACTION_STARTS:
+                return parse_gtid_event(event).commit_us / 1e6
+    return None

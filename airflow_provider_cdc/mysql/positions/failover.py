@@ -6,7 +6,6 @@ why nothing is lost or applied twice. The same server counts as another one if i
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +13,21 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import CdcError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition, gtid_class_of
-from airflow_provider_cdc.model.offset import Offset
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction
+from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
-from airflow_provider_cdc.mysql.client.identity import check_same_server, is_mariadb, server_identity
-from airflow_provider_cdc.mysql.client.session import query_rows
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, are_files_renamed, with_file_start_time
+from airflow_provider_cdc.mysql.client.gtids import (
+    query_executed_gtids,
+    query_logged_gtids,
+    query_purged_gtids,
+    wait_for_gtids,
+)
+from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
+from airflow_provider_cdc.mysql.client.session import query_value
+from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed, with_file_start_time
 from airflow_provider_cdc.mysql.positions.start import BinlogPoint, PositionFinder
 
-#: Seconds to wait for a server that still lacks transactions.
-_WAIT_SECONDS = 10.0
 _FRESH_SINK_REMEDY = "start with a fresh sink.path (or remove the old one)"
 
 
@@ -73,12 +77,13 @@ def _fail_over(connection: Connection[Any], server: str, open_at: OpenStreamAt, 
     # Add those without captured rows, which may have been prepared in a file before the one that was read.
     xa = {parse_xa_entry(text)[0]: text for text in offset.open_xa} | place.open_xa
     xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
-    new_offset = Offset(server, place.position, str(place.gtids), xas, str(already_applied), gtid_mode_on=numbered)
+    end, applied = place.position, str(already_applied)
+    new_offset = Offset(server, end.file, end.position, str(place.gtids), xas, applied, gtid_mode_on=numbered)
     return with_file_start_time(new_offset, open_at)
 
 
 def _has_gtids(connection: Connection[Any]) -> bool:
-    return is_mariadb(connection) or query_rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
+    return is_mariadb(connection) or is_gtid_mode_on(connection)
 
 
 # ------------------------------------------------------------ MySQL: sets
@@ -108,19 +113,12 @@ def _find_by_gtid_set(
 
 
 def _wait_for_gtids(connection: Connection[Any], server: str, wanted: GtidSet, offset: Offset) -> None:
-    end = time.monotonic() + _WAIT_SECONDS
-    while True:
-        executed, purged = query_rows(connection, "SELECT @@global.gtid_executed, @@global.gtid_purged")[0]
-        missing = wanted.subtract(GtidSet.parse(executed or ""))
-        if not missing or time.monotonic() > end:
-            break
-        time.sleep(0.2)
-    if missing:
+    if missing := wanted.subtract(wait_for_gtids(query_executed_gtids, connection, wanted)):
         raise _missing_gtids_error(server, offset)(
             f"the connection reaches server {server} now, which has not executed {missing}, which the copy holds",
             f"Run again when it has caught up. If it never will, {_FRESH_SINK_REMEDY}",
         )
-    if gap := GtidSet.parse(purged or "").subtract(wanted):
+    if gap := query_purged_gtids(connection).subtract(wanted):
         raise TerminalError(
             f"the connection reaches server {server} now, which has purged {gap}, which was never read",
             f"Point the connection to a server that still has them in its binlog, or {_FRESH_SINK_REMEDY}",
@@ -134,10 +132,9 @@ def _find_by_domains(
     connection: Connection[Any], server: str, open_at: OpenStreamAt, offset: Offset
 ) -> tuple[BinlogPoint, MariadbGtidPosition]:
     """Find the position by the newest GTID of each domain, which requires the same order within each domain."""
-    wanted = MariadbGtidPosition.parse(
-        f"{offset.gtid_set},{offset.already_applied}"
-    )  # the later ones are newer and override the others
-    if query_rows(connection, "SELECT @@global.gtid_strict_mode")[0][0] != "1":
+    # The later ones are newer and override the others.
+    wanted = MariadbGtidPosition.parse(f"{offset.gtid_set},{offset.already_applied}")
+    if query_value(connection, "SELECT @@global.gtid_strict_mode") != "1":
         raise TerminalError(
             f"the connection reaches server {server} now, where gtid_strict_mode is OFF: nothing proves that it ran "
             "the transactions of each domain in the same order as the previous server",
@@ -170,7 +167,7 @@ def _find_by_domains(
                     f"Point the connection to a server that did, or {_FRESH_SINK_REMEDY}",
                 )
 
-    def is_over(place: BinlogPoint, item: Transaction | ReachedPosition) -> bool:
+    def is_over(place: BinlogPoint, item: Transaction | Position) -> bool:
         nonlocal first_missing
         meet(place)
         if isinstance(item, Transaction):
@@ -204,14 +201,9 @@ def _missing_gtids_error(server: str, offset: Offset) -> type[CdcError]:
 
 
 def _wait_for_domains(connection: Connection[Any], server: str, wanted: MariadbGtidPosition, offset: Offset) -> None:
-    end = time.monotonic() + _WAIT_SECONDS
-    while True:
-        logged = MariadbGtidPosition.parse(query_rows(connection, "SELECT @@global.gtid_binlog_pos")[0][0] or "")
-        if wanted.issubset(logged):
-            return
-        if time.monotonic() > end:
-            raise _missing_gtids_error(server, offset)(
-                f"the connection reaches server {server} now, whose binlog ends at {logged}, but the copy at {wanted}",
-                f"Run again when it has caught up (it needs log_slave_updates). If it never will, {_FRESH_SINK_REMEDY}",
-            )
-        time.sleep(0.2)
+    logged = wait_for_gtids(query_logged_gtids, connection, wanted)
+    if not wanted.issubset(logged):
+        raise _missing_gtids_error(server, offset)(
+            f"the connection reaches server {server} now, whose binlog ends at {logged}, but the copy at {wanted}",
+            f"Run again when it has caught up (it needs log_slave_updates). If it never will, {_FRESH_SINK_REMEDY}",
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -14,8 +13,9 @@ from airflow_provider_cdc.model.definition_history import DefinitionHistory, his
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.identity import open_xa_transactions
-from airflow_provider_cdc.mysql.positions.binlog_files import OpenStreamAt, binlog_sizes
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.positions.watermarks import take_low_watermark, wait_until_gone
 from airflow_provider_cdc.mysql.positions.xa_lookback import XaLookback
 
@@ -62,4 +62,4 @@ def with_open_xa(
             f"({', '.join(missing[:3])})",
             "Commit or roll them back (XA RECOVER lists them), then run again",
         )
-    return replace(p0, open_xa=tuple(sorted(text for text in entries.values() if text is not None)))
+    return p0.replace(open_xa=tuple(sorted(text for text in entries.values() if text is not None)))

@@ -5,9 +5,7 @@ The check is whether the server's binlog is still the one that was read (docs/co
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -16,20 +14,14 @@ from airflow_provider_cdc.model.errors import OtherHistoryError, PurgedError
 from airflow_provider_cdc.model.gtid import GtidSet, MariadbGtidPosition
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, previous_gtids
+from airflow_provider_cdc.mysql.client.gtids import query_executed_gtids, query_purged_gtids, wait_for_gtids
 from airflow_provider_cdc.mysql.client.identity import check_same_server, is_gtid_mode_on, is_mariadb, server_identity
-from airflow_provider_cdc.mysql.client.session import query_value
-from airflow_provider_cdc.mysql.positions.binlog_files import (
-    OpenStreamAt,
-    are_files_renamed,
-    binlog_sizes,
-    with_file_start_time,
-)
+from airflow_provider_cdc.mysql.positions.binlog_files import are_files_renamed, binlog_sizes, with_file_start_time
 
 _FRESH_SINK_REMEDY = "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds"
-#: Seconds to wait until transactions that the stream has read are committed in the engine.
-_COMMIT_SECONDS = 10.0
 
 
 def check_resume_offset(connection: Connection[Any], offset: Offset, open_at: OpenStreamAt) -> Offset:
@@ -53,8 +45,7 @@ def check_resume_offset(connection: Connection[Any], offset: Offset, open_at: Op
     if at.file in sizes:
         if sizes[at.file] < at.position:
             raise OtherHistoryError(f"{at.file} of the server ends at {sizes[at.file]}, and was read up to {at}")
-        if offset.file_start_time:
-            with_file_start_time(offset, open_at)
+        with_file_start_time(offset, open_at)
         (_check_domains if is_mariadb(connection) else _check_gtid_sets)(connection, offset)
     elif at < Position(oldest, 0):
         offset = _offset_after_purge(connection, offset, oldest, open_at)
@@ -81,7 +72,7 @@ def _check_gtid_sets(connection: Connection[Any], offset: Offset) -> None:
     """Check, for MySQL, that everything before the file or purged was read, and that the server has all of it."""
     read = GtidSet.parse(offset.gtid_set)
     _wait_until_executed(connection, offset, read)
-    if gap := GtidSet.parse(query_value(connection, "SELECT @@global.gtid_purged") or "").subtract(read):
+    if gap := query_purged_gtids(connection).subtract(read):
         raise PurgedError(f"the server has purged {gap}, which was not read up to {offset.at}", _FRESH_SINK_REMEDY)
     head = previous_gtids(connection, offset.at.file)
     assert isinstance(head, GtidSet)
@@ -107,7 +98,7 @@ def _check_domains(connection: Connection[Any], offset: Offset) -> None:
 def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str, open_at: OpenStreamAt) -> Offset:
     """Return the beginning of the oldest file as offset, if the server shows that everything before it was read."""
     head, gap = previous_gtids(connection, oldest), ""
-    first = replace(offset, at=Position(oldest, FIRST_EVENT_POSITION), gtid_set=str(head), file_start_time=0)
+    first = offset.replace(file=oldest, position=FIRST_EVENT_POSITION, gtid_set=str(head), file_start_time=0)
     if isinstance(head, MariadbGtidPosition):
         is_proved = bool(head) and not offset.already_applied and head == MariadbGtidPosition.parse(offset.gtid_set)
     else:
@@ -116,21 +107,17 @@ def _offset_after_purge(connection: Connection[Any], offset: Offset, oldest: str
         more, already_applied = head.subtract(read.union(already_applied)), already_applied.subtract(head)
         # Nothing can be proved about transactions without a GTID, now or when the position was the end of the binlog.
         is_proved = offset.gtid_mode_on and is_gtid_mode_on(connection) and read.issubset(head) and not more
-        first, gap = (
-            replace(first, already_applied=str(already_applied)),
-            f"; purged and never read: {more}" if more else "",
-        )
+        first = first.replace(already_applied=str(already_applied))
+        gap = f"; purged and never read: {more}" if more else ""
     if not is_proved:
         raise PurgedError(f"the binlog position {offset.at} is no longer on the server{gap}", _FRESH_SINK_REMEDY)
     return with_file_start_time(first, open_at)
 
 
 def _wait_until_executed(connection: Connection[Any], offset: Offset, read: GtidSet) -> None:
-    end = time.monotonic() + _COMMIT_SECONDS
-    while missing := read.subtract(GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or "")):
-        if time.monotonic() > end:
-            raise OtherHistoryError(f"the server no longer has {missing}, which was read up to {offset.at}")
-        time.sleep(0.2)  # transactions in the binlog may not be committed in the engine yet
+    # Transactions in the binlog may not be committed in the engine yet.
+    if missing := read.subtract(wait_for_gtids(query_executed_gtids, connection, read)):
+        raise OtherHistoryError(f"the server no longer has {missing}, which was read up to {offset.at}")
 
 
 def _check_open_xa(offset: Offset, files: Collection[str]) -> None:

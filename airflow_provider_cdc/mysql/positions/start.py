@@ -6,7 +6,6 @@ reports for the beginning of the file, and those that are read from there on.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -29,14 +28,15 @@ from airflow_provider_cdc.model.start_mode import (
     format_start,
     start_timestamp,
 )
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, next_file_after_torn_end, previous_gtids
 from airflow_provider_cdc.mysql.client.catalog import read_captured_schemas
+from airflow_provider_cdc.mysql.client.gtids import query_executed_gtids, wait_for_gtids
 from airflow_provider_cdc.mysql.client.identity import is_mariadb, server_identity
-from airflow_provider_cdc.mysql.client.session import query_rows
+from airflow_provider_cdc.mysql.client.session import query_value
 from airflow_provider_cdc.mysql.positions.binlog_files import (
-    OpenStreamAt,
     file_start_time,
     list_binlog_files,
     server_time,
@@ -44,11 +44,9 @@ from airflow_provider_cdc.mysql.positions.binlog_files import (
 )
 from airflow_provider_cdc.mysql.positions.p0 import take_p0, with_open_xa
 
-#: Seconds to wait for transactions of a GTID set that are in the binlog but not committed in the engine yet.
-_COMMIT_SECONDS = 10.0
 _SETTING = "stream.start"
 #: Whether the place has been found. Called with the place and the next item; if true, that item is not included.
-StopCondition = Callable[["BinlogPoint", Transaction | ReachedPosition], bool]
+StopCondition = Callable[["BinlogPoint", Transaction | Position], bool]
 
 
 @dataclass
@@ -64,7 +62,7 @@ class BinlogPoint:
     gtids: GtidSet | MariadbGtidPosition
     open_xa: dict[str, str] = field(default_factory=dict)
 
-    def advance(self, item: Transaction | ReachedPosition) -> None:
+    def advance(self, item: Transaction | Position) -> None:
         """Move to the position after an item."""
         self.position = Position(item.file, item.position)
         if isinstance(item, Transaction):
@@ -130,7 +128,8 @@ def start_offset(connection: Connection[Any], start: StreamStart, open_at: OpenS
     else:
         raise ValueError(f"{format_start(start)} is not a start without a snapshot")
     gtids = gtids_at_position(connection, place.position) if finder.mariadb else str(place.gtids)
-    return Offset(server_identity(connection), place.position, gtids, tuple(sorted(place.open_xa.values())))
+    at, xas = place.position, tuple(sorted(place.open_xa.values()))
+    return Offset(server_identity(connection), at.file, at.position, gtids, xas)
 
 
 class PositionFinder:
@@ -212,7 +211,7 @@ class PositionFinder:
                 f"The first remaining binlog, {self.files[0]}, begins after {first.gtids}{gap}",
             )
 
-        def complete(place: BinlogPoint, item: Transaction | ReachedPosition) -> bool:
+        def complete(place: BinlogPoint, item: Transaction | Position) -> bool:
             if _is_subset(wanted, place.gtids):
                 return True
             # A transaction that is not in the set must not come before one that is: it would never be read.
@@ -235,20 +234,15 @@ class PositionFinder:
         return next((f for f in reversed(self.files) if _is_subset(self.file_start(f).gtids, wanted)), None)
 
     def _check_executed(self, wanted: GtidSet) -> None:
-        end = time.monotonic() + _COMMIT_SECONDS
-        while True:
-            mode, executed = query_rows(self.connection, "SELECT @@global.gtid_mode, @@global.gtid_executed")[0]
-            if mode != "ON":
-                raise NotReadyError(f"{_SETTING}: gtid_mode is {mode}", "Use file and position, or a timestamp")
-            missing = wanted.subtract(GtidSet.parse(executed or ""))
-            if not missing:
-                return
-            if time.monotonic() > end:  # transactions in the binlog may not be committed in the engine yet
-                raise NotReadyError(
-                    f"{_SETTING}: the server has not executed {missing}",
-                    "Give a set of this server, such as an earlier @@global.gtid_executed",
-                )
-            time.sleep(0.2)
+        mode = query_value(self.connection, "SELECT @@global.gtid_mode")
+        if mode != "ON":
+            raise NotReadyError(f"{_SETTING}: gtid_mode is {mode}", "Use file and position, or a timestamp")
+        # Transactions in the binlog may not be committed in the engine yet.
+        if missing := wanted.subtract(wait_for_gtids(query_executed_gtids, self.connection, wanted)):
+            raise NotReadyError(
+                f"{_SETTING}: the server has not executed {missing}",
+                "Give a set of this server, such as an earlier @@global.gtid_executed",
+            )
 
     def search_from(self, file: str, is_found: StopCondition) -> BinlogPoint:
         """Read from the beginning of a file; return the place before the item that ``is_found`` accepts, or the end."""
@@ -268,7 +262,7 @@ class PositionFinder:
 
     def _file_start_time(self, file: str) -> float:
         began = file_start_time(self.open_at, file)
-        if began is None:
+        if not began:
             raise NotReadyError(
                 f"{_SETTING}: binlog file {file} does not show when it was begun", "Use file and position"
             )

@@ -22,9 +22,10 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import NotReadyError, OtherHistoryError, TransientError, UnlistedError
-from airflow_provider_cdc.model.gtid import GtidSet, parse_gtid_owned
+from airflow_provider_cdc.model.gtid import parse_gtid_owned
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.client.binlog_headers import CheckpointedFile, checkpointed_file, gtids_at_position
+from airflow_provider_cdc.mysql.client.gtids import query_executed_gtids
 from airflow_provider_cdc.mysql.client.identity import (
     binlog_end,
     check_same_server,
@@ -361,14 +362,14 @@ def take_low_watermark(
     marks, numbered = make_watermarks(connection, server), is_gtid_mode_on(connection)
     at = marks.low(timeout)
     marks.high()
-    return Offset(server_identity(connection), at, _gtids_at(connection, at), gtid_mode_on=numbered)
+    return Offset(server_identity(connection), at.file, at.position, _gtids_at(connection, at), gtid_mode_on=numbered)
 
 
 def _gtids_at(connection: Connection[Any], at: Position) -> str:
     if is_mariadb(connection):
         return gtids_at_position(connection, at)
     # It is read after the low watermark, so it includes every GTID at or before the position, and possibly later ones.
-    return str(GtidSet.parse(query_value(connection, "SELECT @@global.gtid_executed") or ""))
+    return str(query_executed_gtids(connection))
 
 
 def _flush_binlog(connection: Connection[Any]) -> bool:

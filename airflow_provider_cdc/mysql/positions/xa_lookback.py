@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import UnknownPrepareError
-from airflow_provider_cdc.model.offset import Position, Timeline
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.model.offset import Offset, Position, Timeline
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource, OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry, read_prepared_rows
+from airflow_provider_cdc.mysql.binlog.events.xa import (
+    PreparedXaRows,
+    format_xa_entry,
+    parse_xa_entry,
+    read_prepared_rows,
+)
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
 
-#: Position of the first event in a file.
-_FIRST_EVENT = 4
-_LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 _FRESH = "Its rows are missing: start with a fresh sink.path (or remove the old one) and run again"
 
 
@@ -42,7 +42,7 @@ class XaLookback:
         self,
         at: Position,
         files: Callable[[], Mapping[str, int]],
-        open_at: Callable[[Position], BinlogStream],
+        open_at: OpenStreamAt,
         captured: CapturedTables,
         remedy: str = _FRESH,
     ) -> None:
@@ -63,15 +63,17 @@ class XaLookback:
                 "it changed is no longer in the binlog (or it was prepared with sql_log_bin=0)",
                 self._remedy,
             )
-        return read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
+        return self._read_rows(xid, place)
 
     def offset_entry(self, xid: str) -> str | None:
         """Return the entry of an XA transaction in an offset at the position; ``None`` if it is not open there."""
         place = self.prepare_position(xid)
         if place is None:
             return None
-        has_rows = read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
-        return format_xa_entry(xid, place if has_rows else None)
+        return format_xa_entry(xid, place if self._read_rows(xid, place) else None)
+
+    def _read_rows(self, xid: str, place: Position) -> tuple[RowsEvent, ...]:
+        return read_prepared_rows([format_xa_entry(xid, place)], self._open_at, self._captured)[xid]
 
     def prepare_position(self, xid: str) -> Position | None:
         """Return where an XA transaction that is prepared at the position begins; ``None`` if there is none."""
@@ -94,7 +96,7 @@ class XaLookback:
 
         prepared, ended = dict[str, Position | None](), dict[str, Position | None]()
         with closing(BinlogReader(self._open_at, {}, Timeline("", file), count_only=True)) as binlog:
-            for step in binlog.steps(Position(file, _FIRST_EVENT), high):
+            for step in binlog.steps(Position(file, FIRST_EVENT_POSITION), high):
                 if (item := step.transaction) is None:
                     continue
                 if item.xa_prepared is not None:
@@ -104,31 +106,37 @@ class XaLookback:
         return ended | prepared
 
 
-def make_xa_lookback(
-    connect_args: Mapping[str, Any], server: str, captured: CapturedTables, at: Position
-) -> XaLookback:
-    """Return an :class:`XaLookback` that opens its own connections, so that several readers can use one at any time.
+def track_prepared_xa(
+    source: BinlogSource,
+    captured: CapturedTables,
+    at: Position,
+    open_xa: Iterable[str] = (),
+    *,
+    lookback_source: BinlogSource | None = None,
+    remedy: str = _FRESH,
+) -> PreparedXaRows:
+    """Track the XA transactions that are prepared at a position.
 
-    :param connect_args: pymysql.connect keyword arguments.
-    :param server: identity of the server.
+    :param source: opens the binlog.
     :param captured: captured tables.
-    :param at: the position.
+    :param at: the position, between two transactions.
+    :param open_xa: entries of XA transactions whose rows are read now. Others are looked up when they are committed.
+    :param lookback_source: opens the binlog for a lookup, while the other stream is being read. By default its ids are
+        random.
+    :param remedy: see :class:`XaLookback`.
     """
 
     def files() -> dict[str, int]:
-        with closing(connect(connect_args)) as connection:
+        with closing(connect(source.connect_args)) as connection:
             return binlog_sizes(connection)
 
-    return XaLookback(at, files, partial(_open_with_random_id, connect_args, server), captured)
+    lookback_source = lookback_source or replace(source, replica=None)
+    lookback = XaLookback(at, files, lookback_source.open, captured, remedy)
+    return PreparedXaRows(read_prepared_rows(open_xa, source.open, captured), lookback.prepared_rows, captured)
 
 
-def _open_with_random_id(connect_args: Mapping[str, Any], server: str, at: Position) -> BinlogStream:
-    """Open a binlog stream at a position. A random replication server id keeps it from disconnecting another reader."""
-    return BinlogStream(
-        connect_args,
-        server_id=_LOWEST_ID + secrets.randbelow(_HIGHEST_ID - _LOWEST_ID),
-        replica_uuid=str(uuid.uuid4()),
-        file=at.file,
-        position=at.position,
-        server=server,
-    )
+def select_open_xa(start: Offset, end: Offset) -> list[str]:
+    """Return the entries of the XA transactions that are open at the start of a range and may end in it."""
+    # One without rows may end in the range and be prepared again under its name: both offsets list it alike. It costs
+    # nothing to read.
+    return sorted(text for text in start.open_xa if text not in end.open_xa or parse_xa_entry(text)[1] is None)

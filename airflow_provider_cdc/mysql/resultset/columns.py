@@ -9,7 +9,7 @@ from pymysql.constants import FIELD_TYPE
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
 from airflow_provider_cdc.mysql.resultset import row_kernel
 from airflow_provider_cdc.native import buffers
-from airflow_provider_cdc.native.buffers import copy_to_arrow, enlarge, is_utf8
+from airflow_provider_cdc.native.buffers import copy_to_arrow, enlarge, is_utf8, to_vectors
 from airflow_provider_cdc.native.primitives import PADDING
 
 _UNSIGNED = 32  # flag of a column definition
@@ -70,7 +70,7 @@ _WIDTHS = {
 _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
 
 
-def column_kind(type_code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
+def kind_and_scale(type_code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
     """Return (kind, scale) for the kernel; ``None`` if the server's column does not match the wanted type.
 
     :param type_code: type in the server's definition of the column, like ``flags``, ``charset`` and ``scale``.
@@ -92,7 +92,7 @@ class ColumnBuffers:
     """Buffers for rows, which grow with the rows and are reused after these have been copied out.
 
     :param schema: the columns.
-    :param kinds: :func:`column_kind` of each.
+    :param kinds: :func:`kind_and_scale` of each.
     """
 
     def __init__(self, schema: pa.Schema, kinds: tuple[tuple[int, int], ...]) -> None:
@@ -155,13 +155,13 @@ class ColumnBuffers:
             values = copy_to_arrow(self._values[i][: offsets[-1]])
             if wanted == pa.string() and not is_utf8(values, offsets):
                 raise UnsupportedValue(i, "text", "there is text that is not UTF-8")
-            if pa.types.is_list(wanted):
-                if (offsets % 4).any():
-                    raise UnsupportedValue(i, "damaged", "a vector contains an incomplete number")
-                floats = pa.Array.from_buffers(wanted.value_type, int(offsets[-1]) // 4, [None, values])
-                numbers = copy_to_arrow(offsets // 4)
-                return pa.Array.from_buffers(wanted, rows, [validity, numbers], children=[floats])
-            array = pa.Array.from_buffers(wanted, rows, [validity, copy_to_arrow(offsets), values])
+            stored_type = pa.binary() if wanted == _VECTORS else wanted
+            array = pa.Array.from_buffers(stored_type, rows, [validity, copy_to_arrow(offsets), values])
+            if wanted == _VECTORS:
+                try:
+                    return to_vectors(array)
+                except ValueError as error:
+                    raise UnsupportedValue(i, "damaged", str(error)) from None
         if kind == row_kernel.DECIMAL:
             try:
                 array.validate(full=True)  # no more digits than declared

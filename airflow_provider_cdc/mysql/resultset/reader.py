@@ -21,7 +21,7 @@ from airflow_provider_cdc.model.errors import DamageError, OtherColumnsError, Tr
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
 from airflow_provider_cdc.mysql.client.session import translate_errors
 from airflow_provider_cdc.mysql.resultset import row_kernel
-from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, column_kind
+from airflow_provider_cdc.mysql.resultset.columns import ColumnBuffers, kind_and_scale
 from airflow_provider_cdc.native import buffers
 from airflow_provider_cdc.native.primitives import PADDING
 
@@ -128,7 +128,7 @@ class _RowReader:
             # After six strings, the last one the column's name: 12, character set, length, type, flags, decimals.
             tail = definition[-13:]
             charset, flags = int.from_bytes(tail[1:3], "little"), int.from_bytes(tail[8:10], "little")
-            kind = column_kind(tail[7], flags, charset, tail[10], field.type)
+            kind = kind_and_scale(tail[7], flags, charset, tail[10], field.type)
             if kind is None:
                 raise OtherColumnsError(
                     f"column {field.name}: the server's type {tail[7]} is not {field.type}", _ALTERED

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from airflow_provider_cdc.config.table_properties import OWN_PREFIX
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.features import merge_protocols, protocol_with_feed
+from airflow_provider_cdc.sinks.delta.log.features import merge_protocols, protocol_actions, protocol_with_feed
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
 
-#: Prefix of the description of a table that a pipeline owns, and the property that names the pipeline: users may change
-#: the description, and replacing the table removes the property.
+#: Prefix of the description of a table that a pipeline owns, which only users read, and the property that names the
+#: pipeline.
 OWNER_DESCRIPTION_PREFIX, OWNER_PROPERTY = "airflow-cdc pipeline ", f"{OWN_PREFIX}pipeline"
 
 
@@ -25,11 +25,7 @@ def owner_of(metadata: Mapping[str, Any]) -> str | None:
 
     :param metadata: metadata of the table.
     """
-    owner: str | None = (metadata.get("configuration") or {}).get(OWNER_PROPERTY)
-    description = str(metadata.get("description") or "")
-    if owner is None and description.startswith(OWNER_DESCRIPTION_PREFIX):  # older versions wrote only this
-        owner = description.removeprefix(OWNER_DESCRIPTION_PREFIX)
-    return owner
+    return cast("str | None", (metadata.get("configuration") or {}).get(OWNER_PROPERTY))
 
 
 def check_adoptable(log: DeltaLog, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]) -> None:
@@ -101,13 +97,12 @@ def adoption_actions(log: DeltaLog, metadata: Mapping[str, Any], protocol: Mappi
         "schemaString": json.dumps(schema),
         "configuration": {**log.configuration, **drop_shorter_retentions(log.configuration, metadata["configuration"])},
     }
-    actions: list[dict[str, Any]] = []
-    if (
-        new_protocol := protocol_with_feed(merge_protocols(log.protocol, protocol), new_metadata["configuration"])
-    ) != log.protocol:
-        actions.append({"protocol": new_protocol})
-    actions.append({"metaData": new_metadata})
-    return actions + [file.remove_action(data_change=True) for file in log.files.values()]
+    new_protocol = protocol_with_feed(merge_protocols(log.protocol, protocol), new_metadata["configuration"])
+    return [
+        *protocol_actions(log.protocol, new_protocol),
+        {"metaData": new_metadata},
+        *(file.remove_action(data_change=True) for file in log.files.values()),
+    ]
 
 
 def _type_name(column: Mapping[str, Any]) -> str:

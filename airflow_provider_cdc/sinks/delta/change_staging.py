@@ -18,14 +18,14 @@ from airflow_provider_cdc.config.delete_policy import ALL_HARD, IGNORE, SOFT, De
 from airflow_provider_cdc.model.changes import select_upserts
 from airflow_provider_cdc.model.schema import META_COLUMNS, TableSchema
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.maintenance import check_live_files
+from airflow_provider_cdc.sinks.delta.maintenance import cross_check_live_files
 from airflow_provider_cdc.sinks.delta.merge.change_merger import (
     FILE_COLUMN,
     ROW_COLUMN,
     with_files_metadata,
     with_row_places,
 )
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column, with_deleted_column
 from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging, list_earlier_epoch_files
@@ -59,7 +59,7 @@ class DeltaChangeStaging:
     :param table_storage: returns the storage of a table.
     :param keyless_staging: staging for tables without a key, whose changes are applied only as a net change.
     :param deletes: how rows that the source deletes are handled.
-    :param partitioning_of: returns how a table is partitioned.
+    :param format_of: returns the format of a table.
     """
 
     def __init__(
@@ -67,23 +67,19 @@ class DeltaChangeStaging:
         table_storage: Callable[[TableSchema], Storage],
         keyless_staging: FileChangeStaging,
         deletes: DeletePolicy = ALL_HARD,
-        partitioning_of: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
+        format_of: Callable[[TableSchema], TableFormat] = lambda table: TableFormat(table.sink_schema),
     ) -> None:
-        self._table_storage, self._keyless_staging, self._deletes, self._partitioning_of = (
-            table_storage,
-            keyless_staging,
-            deletes,
-            partitioning_of,
-        )
+        self._table_storage, self._keyless_staging = table_storage, keyless_staging
+        self._deletes, self._format_of = deletes, format_of
 
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Return a writer; see :class:`~airflow_provider_cdc.sinks.protocol.ChangeStaging`."""
         if not table.key:
             return self._keyless_staging.open_writer(table, range_name)
-        schema = table.sink_schema
-        if partitioning := self._partitioning_of(table):
-            return _PartitionedChangeWriter(self._table_storage(table), range_name, partitioning, table)
-        group_rows = partitioning.row_group_size
+        schema, table_format = table.sink_schema, self._format_of(table)
+        if table_format.is_partitioned:
+            return _PartitionedChangeWriter(self._table_storage(table), range_name, table_format, table)
+        group_rows = table_format.row_group_size
         if self._deletes.mode_of(table) == SOFT:  # deletes are rows of the table, too
             return _SoftDeleteChangeWriter(
                 self._table_storage(table), _change_file_path(range_name), with_deleted_column(schema), group_rows
@@ -95,38 +91,31 @@ class DeltaChangeStaging:
         if not table.key:
             return self._keyless_staging.read_changes(table, range_names)
         storage, schema = self._table_storage(table), table.sink_schema
-        if not self._partitioning_of(table):
-            return self._without_ignored_deletes(
-                table, pa.concat_tables([read_file(storage, _change_file_path(name), schema) for name in range_names])
-            )
+        if not self._format_of(table).is_partitioned:
+            parts = [read_file(storage, _change_file_path(name), schema) for name in range_names]
+            return self._without_ignored_deletes(table, pa.concat_tables(parts))
         row_places, files = _read_order_files(storage, table, range_names)
         rows = [read_file(storage, file.path, schema, partition=file.partition) for file in files]
         first = np.cumsum([0, *(file.rows for file in files)])
         order = first[row_places[FILE_COLUMN].to_numpy()] + row_places[ROW_COLUMN].to_numpy()
-        return self._without_ignored_deletes(
-            table, pa.concat_tables([empty_table(schema), *rows]).take(pa.array(order, pa.int64()))
-        )
+        changes = pa.concat_tables([empty_table(schema), *rows]).take(pa.array(order, pa.int64()))
+        return self._without_ignored_deletes(table, changes)
 
     def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """Return the same changes without their values, but with the file and row of each."""
         if not table.key:
             return self._keyless_staging.read_for_apply(table, range_names)
         storage = self._table_storage(table)
-        if self._partitioning_of(table):
-            return self._without_ignored_deletes(
-                table, with_files_metadata(*_read_order_files(storage, table, range_names))
-            )
+        if self._format_of(table).is_partitioned:
+            changes = with_files_metadata(*_read_order_files(storage, table, range_names))
+            return self._without_ignored_deletes(table, changes)
         columns = _build_order_schema(table).names[:-2]
         files_and_rows = [
             describe_file(storage, _change_file_path(n), table.sink_schema, columns, table.integer_key_column)
             for n in range_names
         ]
-        return self._without_ignored_deletes(
-            table,
-            with_row_places(
-                pa.concat_tables([rows for _, rows in files_and_rows]), [file for file, _ in files_and_rows]
-            ),
-        )
+        files, rows = zip(*files_and_rows, strict=True)
+        return self._without_ignored_deletes(table, with_row_places(pa.concat_tables(rows), files))
 
     def _without_ignored_deletes(self, table: TableSchema, changes: pa.Table) -> pa.Table:
         """Return the changes without ignored deletes, which do not replace earlier changes of the same key either."""
@@ -136,7 +125,7 @@ class DeltaChangeStaging:
         """Delete only what did not become part of the table; the commit has deleted files that it did not use."""
         if not table.key:
             self._keyless_staging.discard_applied(table, range_names)
-        elif self._partitioning_of(table):
+        elif self._format_of(table).is_partitioned:
             self._table_storage(table).delete(*map(_change_file_path, range_names))
 
     def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
@@ -145,7 +134,7 @@ class DeltaChangeStaging:
             self._keyless_staging.discard(table, range_names)
             return
         storage, listed = self._table_storage(table), list(range_names)
-        if self._partitioning_of(table):
+        if self._format_of(table).is_partitioned:
             for name in listed:
                 with suppress(FileNotFoundError):
                     storage.delete(*(file.path for file in _read_order_files(storage, table, [name])[1]))
@@ -160,17 +149,17 @@ class DeltaChangeStaging:
                 log = DeltaLog(storage)
                 log.refresh()
                 if unneeded := [name for name in names if name not in log.files and name not in log.tombstones]:
-                    check_live_files(log)
+                    cross_check_live_files(log)
                     storage.delete(*unneeded)
 
 
 class _PartitionedChangeWriter:
     """Writes changes to one file per partition, and their order and places to one more file."""
 
-    def __init__(self, storage: Storage, name: str, partitioning: Partitioning, table: TableSchema) -> None:
+    def __init__(self, storage: Storage, name: str, table_format: TableFormat, table: TableSchema) -> None:
         folder, _, base = f"{CHANGES_FOLDER}/{name}".rpartition("/")
-        self._files = PartitionedWriter(storage, folder, base, partitioning, table.integer_key_column)
-        self._schema, self._order_schema = partitioning.schema, _build_order_schema(table)
+        self._files = PartitionedWriter(storage, folder, base, table_format)
+        self._schema, self._order_schema = table_format.schema, _build_order_schema(table)
         self._order_file = ChangeFileWriter(storage, _change_file_path(name), self._order_schema)
         self._buffer = list[pa.RecordBatch]()
 
@@ -195,12 +184,8 @@ class _PartitionedChangeWriter:
     def _flush(self) -> None:
         rows, self._buffer = pa.Table.from_batches(self._buffer, self._schema), []
         file_numbers, row_numbers = self._files.add(rows)
-        order_rows = (
-            rows.select(self._order_schema.names[:-2])
-            .append_column(FILE_COLUMN, pa.array(file_numbers))
-            .append_column(ROW_COLUMN, pa.array(row_numbers))
-        )
-        for batch in order_rows.combine_chunks().to_batches():
+        columns = [*rows.select(self._order_schema.names[:-2]).columns, pa.array(file_numbers), pa.array(row_numbers)]
+        for batch in pa.table(columns, schema=self._order_schema).combine_chunks().to_batches():
             self._order_file.add(batch)
 
 
@@ -217,13 +202,9 @@ def _read_order_files(storage: Storage, table: TableSchema, names: Sequence[str]
         with open_parquet(storage, _change_file_path(name)) as order_file:
             rows = order_file.read().select(schema.names).cast(schema)
             listed = json.loads(order_file.metadata.metadata[_FILES_METADATA_KEY.encode()])
-        file_column_index = schema.get_field_index(FILE_COLUMN)
-        parts.append(
-            rows.set_column(
-                file_column_index, FILE_COLUMN, pc.add(rows[FILE_COLUMN], pa.scalar(len(files), pa.int64()))
-            )
-        )
-        files += [DataFile(**file) for file in listed]
+        numbers = pc.add(rows[FILE_COLUMN], pa.scalar(len(files), pa.int64()))
+        parts.append(rows.set_column(schema.get_field_index(FILE_COLUMN), FILE_COLUMN, numbers))
+        files += [DataFile.from_json(file) for file in listed]
     return pa.concat_tables([empty_table(schema), *parts]), files
 
 

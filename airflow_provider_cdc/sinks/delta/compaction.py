@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,15 @@ from pyroaring import BitMap
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning, supports_vectors
+from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat, supports_vectors
 from airflow_provider_cdc.sinks.delta.merge.table_edit import (
     PreparedCommit,
     count_rows,
-    new_file_stem,
+    new_file_path,
     partition_key,
-    without_dead_rows,
+    read_living_row_groups,
 )
-from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, write_file
+from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Number of files of one tier that are merged: the sizes within a tier differ by at most a factor of eight.
@@ -47,16 +46,14 @@ class DeltaCompaction:
     """Files to be merged into one.
 
     :param storage: storage of the table's folder.
-    :param partitioning: how the table is partitioned.
+    :param table_format: format of the table.
     :param sources: paths, each with its dead rows (serialized bitmap).
-    :param stats_column: name of the single integer key column.
     :param partition: the partition of all of these files.
     """
 
     storage: Storage
-    partitioning: Partitioning
+    table_format: TableFormat
     sources: tuple[tuple[str, bytes], ...]
-    stats_column: str | None
     partition: PartitionValues = field(default_factory=dict, hash=False)
 
     def run(self) -> list[DataFile]:
@@ -64,34 +61,17 @@ class DeltaCompaction:
 
         :returns: the new file; empty if no row is alive.
         """
-        schema = self.partitioning.file_schema
-        parts = (
-            without_dead_rows(
-                read_row_groups(self.storage, path, schema, may_lack_columns=True), BitMap.deserialize(dead)
-            )
-            for path, dead in self.sources
-        )
-        path = self.partitioning.file_path("", self.partition, f"{new_file_stem()}.parquet")
-        try:
-            file = write_file(
-                self.storage,
-                path,
-                schema,
-                chain.from_iterable(parts),
-                self.stats_column,
-                partition=self.partition,
-                row_group_size=self.partitioning.row_group_size,
-            )
-        except BaseException:
-            self.storage.delete(path)
-            raise
+        sources = ((path, BitMap.deserialize(dead)) for path, dead in self.sources)
+        path = new_file_path(self.table_format, self.partition)
+        rows = read_living_row_groups(self.storage, self.table_format, sources)
+        file = self.table_format.write_file(self.storage, path, rows, self.partition)
         if not file.rows:
             self.storage.delete(path)
         return [file] if file.rows else []
 
 
 def plan_compactions(
-    log: DeltaLog, partitioning: Partitioning, stats_column: str | None, *, deletion_vectors: bool, purge: bool = False
+    log: DeltaLog, table_format: TableFormat, *, deletion_vectors: bool, purge: bool
 ) -> list[DeltaCompaction]:
     """Return the compactions that are due.
 
@@ -101,9 +81,8 @@ def plan_compactions(
     return [
         DeltaCompaction(
             log.storage,
-            partitioning,
+            table_format,
             tuple((f.path, bytes(log.dead_rows(f).serialize())) for f in files),
-            stats_column,
             files[0].partition,
         )
         for files in choose_file_groups(
@@ -132,10 +111,8 @@ def choose_file_groups(
     max_bytes = _max_merged_bytes(sum(f.size for f in files))
     groups: list[list[LiveFile]] = []
     for partition_files in parts.values():
-        to_merge, bin_bytes = (
-            _files_of_full_tiers(partition_files, max_bytes, 1 if purge else _tier_fanout(len(parts))),
-            max_bytes,
-        )
+        to_merge = _files_of_full_tiers(partition_files, max_bytes, 1 if purge else _tier_fanout(len(parts)))
+        bin_bytes = max_bytes
         if not to_merge and len(files) > _MAX_FILES and len(partition_files) > max(1, _MAX_FILES // len(parts)):
             to_merge, bin_bytes = _smaller_half(partition_files), 4 * max_bytes
         if purge or not deletion_vectors:
@@ -203,11 +180,7 @@ def _pack_bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveF
 
 
 def prepare_compaction_commit(
-    log: DeltaLog,
-    results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]],
-    stats_column: str | None,
-    *,
-    data_change: bool = False,
+    log: DeltaLog, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]], table_format: TableFormat
 ) -> tuple[PreparedCommit, int]:
     """Prepare the commit of compactions that have run, on the current version of the table.
 
@@ -216,31 +189,28 @@ def prepare_compaction_commit(
 
     :returns: the commit, and the number of compactions that it contains.
     """
-    commit, dead_rows, committed_count, replaced_paths = PreparedCommit(), dict[str, BitMap](), 0, set[str]()
+    commit, added_files, committed_count, replaced_paths = PreparedCommit(), list[DataFile](), 0, set[str]()
     for compaction, files in results:
         dead = None if replaced_paths & {path for path, _ in compaction.sources} else _rows_dead_since(log, compaction)
         if dead is None or any(dead and not supports_vectors(file.path) for file in files):
-            commit.delete_on_success += [
-                file.path for file in files if file.path not in log.files
-            ]  # it may already be committed
+            # It may already be committed.
+            commit.delete_on_success += [file.path for file in files if file.path not in log.files]
             continue
         committed_count += 1
         replaced_paths |= {path for path, _ in compaction.sources}
-        commit.actions += [log.files[path].remove_action(data_change=data_change) for path, _ in compaction.sources]
+        commit.actions += [log.files[path].remove_action(data_change=False) for path, _ in compaction.sources]
         for file in files:
-            if len(dead) < file.rows:
-                if dead:
-                    dead_rows[file.path] = dead
-                commit.actions.append({"file": file})
-            else:
+            if len(dead) == file.rows:
                 commit.delete_on_success.append(file.path)
-    vectors = write_vectors(log.storage, dead_rows)
+                continue
+            added_files.append(file)
+            if dead:
+                commit.dead_rows[file.path] = dead
+    vectors = write_vectors(log.storage, commit.dead_rows)
     commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
-    commit.actions = [
-        add_action(a["file"], stats_column, vectors.get(a["file"].path), data_change=data_change) if "file" in a else a
-        for a in commit.actions
+    commit.actions += [
+        add_action(file, table_format.stats_column, vectors.get(file.path), data_change=False) for file in added_files
     ]
-    commit.dead_rows = dead_rows
     return commit, committed_count
 
 

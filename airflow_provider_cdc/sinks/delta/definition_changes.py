@@ -22,10 +22,15 @@ from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.delta.log.commit_actions import drop_clustering_columns
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.features import check_protocol, merge_protocols, protocol_for, uses_vectors
+from airflow_provider_cdc.sinks.delta.log.features import (
+    check_protocol,
+    merge_protocols,
+    protocol_actions,
+    protocol_for,
+    uses_vectors,
+)
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import RowIdentity
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
 from airflow_provider_cdc.sinks.delta.merge.retained_rows import RetainedFiles
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.delta.table_metadata import (
@@ -43,37 +48,34 @@ _FRESH_PATH_REMEDY = "Start with a fresh sink.path"
 
 
 def alter_actions(
-    log: DeltaLog, old_table: TableSchema, row_identity: RowIdentity, options: DeltaTableOptions
+    log: DeltaLog, old_table: TableSchema, table_format: TableFormat, options: DeltaTableOptions
 ) -> list[dict[str, Any]]:
     """Return actions that give a table other columns; none if nothing changes.
 
     :param log: the current state of the table.
     :param old_table: the definition that the table's columns match now.
-    :param row_identity: row identity under the new definition.
+    :param table_format: format under the new definition.
     :param options: options under the new definition.
     :raises TerminalError: if the table does not have the columns of ``old_table``, or cannot get the new ones.
     """
-    declared = row_identity.partitioning.table_schema
-    old_schema = (
-        with_deleted_column(old_table.sink_schema)
-        if DELETED_COLUMN in row_identity.schema.names
-        else old_table.sink_schema
-    )
-    if not has_same_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
+    declared = table_format.table_schema
+    old_schema = old_table.sink_schema
+    if DELETED_COLUMN in table_format.schema.names:
+        old_schema = with_deleted_column(old_schema)
+    if not has_same_columns(log, pa.schema([*old_schema, *[*declared][len(table_format.schema) :]])):
         raise TerminalError(
             f"the {log.name} has other columns than {old_table.label} had before its definition changed",
             f"Other software has altered it. {_FRESH_PATH_REMEDY}",
         )
-    if problem := _why_not_alterable(old_table, old_schema, row_identity):
+    if problem := _why_not_alterable(old_table, old_schema, table_format):
         raise TerminalError(
             f"the {log.name} cannot follow the change of the definition of {old_table.label}: {problem}",
             _FRESH_PATH_REMEDY,
         )
-    metadata = {**log.metadata, "schemaString": _altered_schema(log, old_table, row_identity, options)}
-    needed_protocol = protocol_for(declared, vectors=False)
-    protocol = merge_protocols(log.protocol, needed_protocol)
+    metadata = {**log.metadata, "schemaString": _altered_schema(log, old_table, table_format, options)}
+    protocol = merge_protocols(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)  # every later reader checks this, and would fail too late
-    actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
+    actions = protocol_actions(log.protocol, protocol)
     if schema_fields(metadata["schemaString"]) != schema_fields(log.metadata["schemaString"]):
         actions.append({"metaData": metadata})
     return actions + drop_clustering_columns(log.domain_metadata, declared.names)
@@ -81,7 +83,7 @@ def alter_actions(
 
 def overwrite_actions(
     log: DeltaLog,
-    row_identity: RowIdentity,
+    table_format: TableFormat,
     options: DeltaTableOptions,
     slices: Sequence[DataFile],
     retained_files: RetainedFiles,
@@ -93,13 +95,13 @@ def overwrite_actions(
     the new columns, which old rows may lack, and would use the new key.
 
     :param log: the current state of the table.
-    :param row_identity: row identity under the new definition.
+    :param table_format: format under the new definition.
     :param options: options under the new definition.
     :param slices: new content of the table. Files without rows are left out.
     :param retained_files: rows to keep.
     :raises TerminalError: if the table cannot get these columns, or already has one of the slices.
     """
-    declared = row_identity.partitioning.table_schema
+    declared = table_format.table_schema
     files = {file.path: file for part in slices for file in part.files if file.rows}
     # Adding it again would undo changes to its rows. Also, a version must not remove and add the same file.
     if already_live := sorted(files.keys() & log.files.keys()):
@@ -112,51 +114,49 @@ def overwrite_actions(
         )
     metadata = {
         **log.metadata,
-        "schemaString": _overwritten_schema(log, row_identity, options),
-        "configuration": {**log.configuration, KEY_PROPERTY: key_property_value(row_identity.key_columns)},
+        "schemaString": _overwritten_schema(log, table_format, options),
+        "configuration": {**log.configuration, KEY_PROPERTY: key_property_value(table_format.key_columns)},
     }
     protocol = merge_protocols(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)
     return [
-        *([{"protocol": protocol}] if protocol is not log.protocol else []),
+        *protocol_actions(log.protocol, protocol),
         {"metaData": metadata},  # even if equal: makes concurrent transactions of other programs conflict
         *drop_clustering_columns(log.domain_metadata, declared.names),
-        *(
-            file.remove_action(data_change=True)
-            for file in log.files.values()
-            if file.path not in retained_files.unchanged
-        ),
-        *(add_action(file, row_identity.stats_column, None) for file in (*files.values(), *retained_files.written)),
+        *(f.remove_action(data_change=True) for f in log.files.values() if f.path not in retained_files.unchanged),
+        *(add_action(file, table_format.stats_column, None) for file in (*files.values(), *retained_files.written)),
     ]
 
 
-def reset_actions(log: DeltaLog, partitioning: Partitioning, options: DeltaTableOptions) -> list[dict[str, Any]]:
+def reset_actions(log: DeltaLog, table_format: TableFormat, options: DeltaTableOptions) -> list[dict[str, Any]]:
     """Return actions that remove all rows of a table and give it any other columns.
 
     :param log: the current state of the table.
     """
     vectors = uses_vectors(log.protocol, log.configuration)
-    new_protocol = merge_protocols(log.protocol, protocol_for(partitioning.table_schema, vectors=vectors))
-    actions: list[dict[str, Any]] = [{"protocol": new_protocol}] if new_protocol is not log.protocol else []
+    new_protocol = merge_protocols(log.protocol, protocol_for(table_format.table_schema, vectors=vectors))
     configuration = {name: value for name, value in log.configuration.items() if name != KEY_PROPERTY}
-    new_metadata = build_metadata(partitioning.schema, options, configuration, log.metadata["description"])
-    actions.append({"metaData": {**new_metadata, "id": log.metadata["id"]}})
-    actions += drop_clustering_columns(log.domain_metadata, partitioning.table_schema.names)
-    return actions + [file.remove_action(data_change=True) for file in log.files.values()]
+    new_metadata = build_metadata(table_format.schema, options, configuration, log.metadata["description"])
+    return [
+        *protocol_actions(log.protocol, new_protocol),
+        {"metaData": {**new_metadata, "id": log.metadata["id"]}},
+        *drop_clustering_columns(log.domain_metadata, table_format.table_schema.names),
+        *(file.remove_action(data_change=True) for file in log.files.values()),
+    ]
 
 
-def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, row_identity: RowIdentity) -> str | None:
+def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, table_format: TableFormat) -> str | None:
     """Return why the columns cannot change to those of another definition; ``None`` if they can.
 
     To support changes other than added and removed columns, allow them here and create actions for them.
     """
-    if [*old_table.key] != [*row_identity.key_columns]:
-        return f"its key was ({', '.join(old_table.key)}) and is now ({', '.join(row_identity.key_columns)})"
+    if [*old_table.key] != [*table_format.key_columns]:
+        return f"its key was ({', '.join(old_table.key)}) and is now ({', '.join(table_format.key_columns)})"
     for field in old_schema:
-        index = row_identity.schema.get_field_index(field.name)
-        if index >= 0 and (kind := row_identity.schema.field(index).type) != field.type:
+        index = table_format.schema.get_field_index(field.name)
+        if index >= 0 and (kind := table_format.schema.field(index).type) != field.type:
             return f"column {field.name} was {field.type} and is now {kind}"
-    return _duplicate_column(row_identity.partitioning.table_schema)
+    return _duplicate_column(table_format.table_schema)
 
 
 def _duplicate_column(declared: pa.Schema) -> str | None:
@@ -166,13 +166,13 @@ def _duplicate_column(declared: pa.Schema) -> str | None:
 
 
 def _altered_schema(
-    log: DeltaLog, old_table: TableSchema, row_identity: RowIdentity, options: DeltaTableOptions
+    log: DeltaLog, old_table: TableSchema, table_format: TableFormat, options: DeltaTableOptions
 ) -> str:
     """Return the new columns in the format of the log.
 
     Column metadata from other programs is kept; metadata that this project set for the old definition is dropped.
     """
-    new_schema = json.loads(build_metadata(row_identity.schema, options, {}, "")["schemaString"])
+    new_schema = json.loads(build_metadata(table_format.schema, options, {}, "")["schemaString"])
     current_metadata = {column["name"]: column["metadata"] for column in schema_fields(log.metadata["schemaString"])}
     own_metadata = build_column_metadata(old_table)
     for column in new_schema["fields"]:
@@ -182,13 +182,13 @@ def _altered_schema(
     return json.dumps(new_schema)
 
 
-def _overwritten_schema(log: DeltaLog, row_identity: RowIdentity, options: DeltaTableOptions) -> str:
+def _overwritten_schema(log: DeltaLog, table_format: TableFormat, options: DeltaTableOptions) -> str:
     """Return the new columns in the format of the log, whatever columns the table had.
 
     Metadata from other programs is kept for unchanged columns. So is a comment that this project no longer sets,
     because it may be theirs.
     """
-    new_schema = json.loads(build_metadata(row_identity.schema, options, {}, "")["schemaString"])
+    new_schema = json.loads(build_metadata(table_format.schema, options, {}, "")["schemaString"])
     before = {column["name"]: column for column in schema_fields(log.metadata["schemaString"])}
     for column in new_schema["fields"]:
         old_column = before.get(column["name"])

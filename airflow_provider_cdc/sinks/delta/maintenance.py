@@ -20,7 +20,7 @@ from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_r
 from airflow_provider_cdc.sinks.delta.merge.change_data_feed import FEED_FOLDER as FEED
 from airflow_provider_cdc.sinks.delta.merge.change_data_feed import feed_file_time
 from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER, is_part_file
-from airflow_provider_cdc.sinks.files.table_size import TableSize
+from airflow_provider_cdc.sinks.protocol import TableSize
 
 #: Minimum hours for which files of older versions are kept, for readers of such a version.
 MIN_RETENTION_HOURS = 1
@@ -74,7 +74,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", str(error)).split())
 
 
-def check_live_files(log: DeltaLog) -> None:
+def cross_check_live_files(log: DeltaLog) -> None:
     """Check that delta-rs finds the same live files in the log, before files are permanently deleted.
 
     The two programs read the log with independent code, so that a part missed by one of them shows as a difference.
@@ -125,10 +125,10 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
         # Commits no longer in the log have no time; a long-running process knows these versions by its own clock.
         last_expired = max(
             log.newest_version_before(commit_versions(unlisted_names, log.version), now - retention),
-            log.newest_version_older_than(retention),
+            log.newest_version_seen_before(retention),
         )
         if last_expired >= 0 and any(log.tombstones.get(name, -1) > last_expired for name in unneeded):
-            log.date_tombstones(last_expired)
+            log.assign_tombstone_versions(last_expired)
 
         def is_old(name: str) -> bool:
             if name.startswith(f"{FEED}/"):  # the name alone rules out most of them
@@ -138,7 +138,7 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
             return _written_at(log, name) < now - max(retention, _ABANDONED_HOURS * 3600)
 
         if expired := [name for name in unneeded if is_old(name)]:
-            check_live_files(log)
+            cross_check_live_files(log)
             log.storage.delete(*expired)
         log.forget_tombstones(last_expired)
     except OSError as error:

@@ -13,7 +13,8 @@ from airflow_provider_cdc.config.table_properties import LOG_RETENTION
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, write_data_file
+from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
+from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, write_data_files
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
@@ -62,10 +63,7 @@ class DeltaResumePoint:
         self.sink_table.create(self._pipeline, {LOG_RETENTION: "interval 1 hours"})
 
     def forget_older_generation(self, generation: int) -> None:
-        """Forget the resume point of an older snapshot.
-
-        :param generation: number of the snapshot.
-        """
+        """Forget an older resume point; see :class:`~airflow_provider_cdc.sinks.protocol.ResumePoint`."""
         if generation > 1 and self.sink_table.exists():
             self.sink_table.reset(self._pipeline, Fence(f"cdc/{self._pipeline}/generation", generation), [])
 
@@ -83,26 +81,23 @@ class DeltaResumePoint:
         if not rows:
             return None
         row = rows[0]
-        return Offset.from_json(json.loads(row["offset"])), Timeline.from_segments(json.loads(row["lineage"]))
+        place = self._storage.location()
+        return Offset.from_json(json.loads(row["offset"]), place), Timeline.from_json(json.loads(row["lineage"]), place)
 
     def write(self, offset: Offset, timeline: Timeline, fence: Fence) -> None:
-        """Replace the resume point.
-
-        :raises FencedError: if a newer epoch has taken over.
-        """
+        """Replace the resume point; see :class:`~airflow_provider_cdc.sinks.protocol.ResumePoint`."""
         row = {
             "pipeline": self._pipeline,
             "epoch": fence.value,
             "_cdc_seq": timeline.seq(offset.at),
             "offset": json.dumps(offset.to_json()),
-            "lineage": json.dumps(timeline.segments_to_json()),
+            "lineage": json.dumps(timeline.to_json()),
             "committed_at": datetime.now(UTC),
         }
 
         def decide(log: DeltaLog) -> TableEdit:
-            rows = pa.Table.from_pylist([row], schema=_SCHEMA)
-            file = write_data_file(self._storage, _SCHEMA, [rows], None)
-            return TableEdit(removed_files=set(log.files), added_files=[(file, BitMap())])
+            files, _ = write_data_files(self._storage, TableFormat(_SCHEMA), [pa.Table.from_pylist([row], _SCHEMA)])
+            return TableEdit(removed_files=set(log.files), added_files=[(file, BitMap()) for file in files])
 
         self.sink_table.commit_edit(decide, {}, fence)
         self._clean_up_if_due()

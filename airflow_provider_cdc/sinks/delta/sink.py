@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import matches_any
+from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, NO_PROPERTIES, TableProperties
@@ -14,7 +15,7 @@ from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
 from airflow_provider_cdc.sinks.delta.log.features import has_feed, reserved_by_feed
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, TableFormat
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
@@ -54,16 +55,25 @@ class DeltaSink:
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
-    def table(self, table: TableSchema) -> DeltaSinkTable:
-        """Return the Delta table of a captured table.
-
-        :raises NotReadyError: if the configured partitioning or table properties do not fit the table.
-        """
-        deletes, deletion_vectors = (
-            self.deletes.mode_of(table),
-            not matches_any(self.copy_on_write_tables, table.database, table.name),
+    @classmethod
+    def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> DeltaSink:
+        """Make the sink of a pipeline; see :func:`~airflow_provider_cdc.sinks.registry.open_sink`."""
+        return cls(
+            settings.path,
+            pipeline,
+            settings.copy_on_write_tables,
+            settings.index_bytes,
+            access,
+            settings.delete_policy,
+            settings.table_paths,
+            TableProperties.parse(settings.table_properties),
+            settings.adopt,
+            settings.partition_fields,
         )
-        partitioning = self._partitioning(table)
+
+    def table(self, table: TableSchema) -> DeltaSinkTable:
+        """Return the Delta table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""
+        table_format = self._format(table)
         properties = {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label}
         if has_feed(properties) and (reserved_names := reserved_by_feed(c.name for c in table.sink_columns)):
             raise NotReadyError(
@@ -73,43 +83,39 @@ class DeltaSink:
             )
         nullable = frozenset(c.name for c in table.sink_columns if c.nullable or c.name in table.null_date_columns)
         options = DeltaTableOptions(
-            deletion_vectors,
+            not matches_any(self.copy_on_write_tables, table.database, table.name),
             self.index_bytes,
-            deletes,
+            self.deletes.mode_of(table),
             properties,
             build_column_metadata(table),
             adopt=self.adopt,
             nullable_columns=nullable,
-            partitioned_by=partitioning.fields,
+            partitioned_by=table_format.fields,
         )
         return DeltaSinkTable(
-            self._table_storage(table), partitioning.schema, table.key, table.integer_key_column, options
+            self._table_storage(table), table_format.schema, table.key, table.integer_key_column, options
         )
 
     def change_staging(self) -> DeltaChangeStaging:
         """Return change staging in the tables' folders, and in a folder for what does not become part of them."""
         keyless_staging = FileChangeStaging(self._storage, self._layout.change_staging_folder)
-        return DeltaChangeStaging(self._table_storage, keyless_staging, self.deletes, self._partitioning)
+        return DeltaChangeStaging(self._table_storage, keyless_staging, self.deletes, self._format)
 
     def resume_point(self) -> DeltaResumePoint:
         """Return the resume point: the table ``_cdc_progress``."""
         return DeltaResumePoint(self._storage.subfolder(self._layout.resume_point_folder), self.pipeline)
 
-    def _partitioning(self, table: TableSchema) -> Partitioning:
-        """Return the partitioning of a table; the first matching pattern applies."""
+    def _format(self, table: TableSchema) -> TableFormat:
+        """Return the format of a table. Of the patterns in ``partition_by``, the first that matches applies."""
         matching_fields = (
             parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
         )
-        partitioning = Partitioning.for_table(table, [PartitionField(*part) for part in next(matching_fields, ())])
-        partitioning = replace(
-            partitioning,
-            row_group_size=DeltaTableOptions(properties=self.table_properties.properties_of(*table.id)).row_group_size,
-        )
-        return (
-            replace(partitioning, schema=with_deleted_column(partitioning.schema))
-            if self.deletes.mode_of(table) == SOFT
-            else partitioning
-        )
+        table_format = TableFormat.for_table(table, [PartitionField(*part) for part in next(matching_fields, ())])
+        options = DeltaTableOptions(properties=self.table_properties.properties_of(*table.id))
+        table_format = replace(table_format, row_group_size=options.row_group_size)
+        if self.deletes.mode_of(table) == SOFT:
+            return replace(table_format, schema=with_deleted_column(table_format.schema))
+        return table_format
 
     def _table_storage(self, table: TableSchema) -> Storage:
         return self._storage.subfolder(self._layout.table_folder(table))

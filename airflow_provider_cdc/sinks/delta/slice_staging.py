@@ -8,11 +8,10 @@ import pyarrow as pa
 
 from airflow_provider_cdc.model.schema import DELETED_COLUMN
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import RowIdentity
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning, combine_files
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat, combine_files
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column
 from airflow_provider_cdc.sinks.delta.merge.table_edit import SLICES_FOLDER
-from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups, write_file
+from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
@@ -20,44 +19,28 @@ class SliceStaging:
     """Writes and reads the slices of one table.
 
     :param storage: storage of the table's folder.
-    :param partitioning: how the table is partitioned.
-    :param row_identity: how its rows are identified.
+    :param table_format: format of the table.
     """
 
-    def __init__(self, storage: Storage, partitioning: Partitioning, row_identity: RowIdentity) -> None:
+    def __init__(self, storage: Storage, table_format: TableFormat) -> None:
         self.storage = storage
-        self.schema = partitioning.schema
-        self._partitioning, self._row_identity = partitioning, row_identity
+        self.schema = table_format.schema
+        self._format = table_format
 
     def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot to the table's folder."""
         name = f"{SLICES_FOLDER}/{staging_path}.parquet"
-        if self._partitioning:
+        if self._format.is_partitioned:
             partitioned_file = self._stage_partitioned(name, rows)
             if partitioned_file.rows:
                 return partitioned_file
             rows = ()  # no rows: write one empty file without a partition
-        try:
-            schema, stat = self._partitioning.file_schema, self._row_identity.stats_column
-            flagged_rows = (add_deleted_column(part, self.schema) for part in rows)
-            names, group_rows = self._row_identity.key_columns, self._partitioning.row_group_size
-            return write_file(
-                self.storage, name, schema, flagged_rows, stat, ordered_by=names, row_group_size=group_rows
-            )
-        except BaseException:
-            self.storage.delete(name)
-            raise
+        flagged_rows = (add_deleted_column(part, self.schema) for part in rows)
+        return self._format.write_file(self.storage, name, flagged_rows, ordered_by=self._format.key_columns)
 
     def _stage_partitioned(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
         folder, _, base = name.removesuffix(".parquet").rpartition("/")
-        files = PartitionedWriter(
-            self.storage,
-            folder,
-            base,
-            self._partitioning,
-            self._row_identity.stats_column,
-            self._row_identity.key_columns,
-        )
+        files = PartitionedWriter(self.storage, folder, base, self._format, self._format.key_columns)
         try:
             for portion in concat_small_tables(rows):
                 files.add(add_deleted_column(portion, self.schema))
@@ -75,7 +58,7 @@ class SliceStaging:
         """Yield the rows of a slice, row group by row group."""
         names = [name for name in self.schema.names if name != DELETED_COLUMN]
         for part in file.files:
-            partition = part.partition or dict.fromkeys(self._partitioning.columns)  # of a slice without rows
+            partition = part.partition or dict.fromkeys(self._format.columns)  # of a slice without rows
             yield from read_row_groups(self.storage, part.path, self.schema, names, partition, may_lack_columns=True)
 
     def discard_staged(self, file: DataFile) -> None:

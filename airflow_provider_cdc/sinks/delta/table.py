@@ -26,7 +26,6 @@ from airflow_provider_cdc.sinks.delta.adoption import (
     check_adoptable,
     owner_of,
 )
-from airflow_provider_cdc.sinks.delta.checks import check_has_owner, check_owner, check_settings
 from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, plan_compactions, prepare_compaction_commit
 from airflow_provider_cdc.sinks.delta.definition_changes import alter_actions, overwrite_actions, reset_actions
 from airflow_provider_cdc.sinks.delta.file_scan import FileScanTask, plan_file_scan
@@ -50,8 +49,8 @@ from airflow_provider_cdc.sinks.delta.merge.change_data_feed import ChangeFeedWr
 from airflow_provider_cdc.sinks.delta.merge.change_merger import ChangeMerger, read_living_rows
 from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup, RowIdentity
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
+from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
 from airflow_provider_cdc.sinks.delta.merge.retained_rows import RetainedFiles, RetainedRowFinder, find_overwrite_loss
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
 from airflow_provider_cdc.sinks.delta.merge.table_edit import (
@@ -68,15 +67,17 @@ from airflow_provider_cdc.sinks.delta.table_metadata import (
     build_metadata,
     check_column_names,
     check_columns,
+    check_has_owner,
     check_key,
     check_not_replaced,
+    check_owner,
+    check_settings,
     has_same_columns,
     new_table_properties,
     with_current_properties,
 )
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.files.table_size import TableSize
-from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Prefetcher
+from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Prefetcher, TableSize
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 _COMMIT_TRIES = 50
@@ -103,16 +104,16 @@ class DeltaSinkTable(SliceStaging):
         stats_column: str | None = None,
         options: DeltaTableOptions = DEFAULT_OPTIONS,
     ) -> None:
-        partitioning = Partitioning(schema, options.partitioned_by, options.row_group_size)
-        super().__init__(storage, partitioning, RowIdentity(partitioning, key_columns, stats_column))
+        super().__init__(
+            storage,
+            TableFormat(schema, options.partitioned_by, options.row_group_size, tuple(key_columns), stats_column),
+        )
         self.options = options
         self._log = DeltaLog(storage)
         self._checked_metadata: Mapping[str, Any] | None = None
         self._key_index = KeyIndex(options.index_bytes)
-        self._key_hasher = KeyHasher(
-            self._row_identity.identity_columns, schema, is_key=bool(self._row_identity.key_columns)
-        )
-        self._key_lookup = KeyLookup(storage, self._row_identity, self._key_hasher, self._key_index)
+        self._key_hasher = KeyHasher(self._format.identity_columns, schema, is_key=bool(key_columns))
+        self._key_lookup = KeyLookup(storage, self._format, self._key_hasher, self._key_index)
 
     @property
     def name(self) -> str:
@@ -124,18 +125,15 @@ class DeltaSinkTable(SliceStaging):
         return DeltaLog(self.storage).exists()
 
     def create(self, pipeline: str, configuration: Mapping[str, str] | None = None) -> None:
-        """Create the table if it does not exist, or adopt an existing one if configured.
+        """Create the table, or adopt an existing one; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
-        :param pipeline: the pipeline that owns the table. Two pipelines that write to one table would duplicate its
-            rows.
         :param configuration: properties of a new table that replace the default ones.
-        :raises TerminalError: if it exists and belongs to another pipeline, or has other columns.
         :raises NotReadyError: if it should be adopted but cannot be.
         """
         properties = {**new_table_properties(self.options), **(configuration or {}), OWNER_PROPERTY: pipeline}
         new_metadata = build_metadata(self.schema, self.options, properties, OWNER_DESCRIPTION_PREFIX + pipeline)
         protocol = protocol_with_feed(
-            protocol_for(self._partitioning.table_schema, vectors=self.options.deletion_vectors), properties
+            protocol_for(self._format.table_schema, vectors=self.options.deletion_vectors), properties
         )
         for attempt in range(_COMMIT_TRIES):
             if not self.exists():
@@ -161,7 +159,7 @@ class DeltaSinkTable(SliceStaging):
         if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
             return False
         wanted_schema = build_metadata(self.schema, self.options, {}, "")["schemaString"]
-        check_adoptable(self._log, wanted_schema, self._partitioning.columns, self.options.nullable_columns)
+        check_adoptable(self._log, wanted_schema, self._format.columns, self.options.nullable_columns)
         return True
 
     def load_log(self) -> DeltaLog:
@@ -171,7 +169,7 @@ class DeltaSinkTable(SliceStaging):
         :raises NotReadyError: if it was created with another ``sink.deletes``.
         """
         self._log.refresh()
-        check_settings(self._log, self._partitioning, self.options)
+        check_settings(self._log, self._format, self.options)
         return self._log
 
     def markers(self) -> Markers:
@@ -185,30 +183,22 @@ class DeltaSinkTable(SliceStaging):
         return dict(self.load_log().markers)
 
     def raise_fence(self, fence: Fence) -> bool:
-        """Raise a fence to its value, unless it is already there; from then on, smaller values cannot commit.
-
-        :returns: whether this call wrote the value.
-        """
+        """Raise a fence; see :class:`~airflow_provider_cdc.sinks.protocol.Fenceable`."""
         return self.commit_edit(
             lambda log: None if log.markers.get(fence.name) == fence.value else TableEdit(), {}, fence
         )
 
     def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
-        """Remove all rows, once, and give the table the columns of this object's definition.
+        """Remove all rows, once; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
         A table to be adopted is left to :meth:`create`.
-
-        :param pipeline: the pipeline that owns it.
-        :param fence: raised in the same transaction; if it already has this value, nothing happens.
-        :param markers: names of the markers which show that rows were published that must be kept.
-        :raises TerminalError: if the table has such a marker, or belongs to another pipeline.
         """
         for attempt in range(_COMMIT_TRIES):
             self._log.refresh()
             log = self._log
             if self.options.adopt and owner_of(log.metadata) is None:
                 return
-            check_settings(log, self._partitioning, self.options)
+            check_settings(log, self._format, self.options)
             check_owner(log, pipeline)
             if log.markers.get(fence.name, 0) >= fence.value:
                 return
@@ -223,11 +213,11 @@ class DeltaSinkTable(SliceStaging):
                     "would remove them",
                     "Start with a fresh sink.path",
                 )
-            actions = reset_actions(log, self._partitioning, self.options)
+            actions = reset_actions(log, self._format, self.options)
             if log.commit([*actions, _marker_action(fence.name, fence.value)], "OVERWRITE"):
                 return
             back_off(attempt)
-        raise self._gave_up_error("other writers were always faster")
+        raise self._gave_up_error()
 
     def commit(self, decide: DecideChange, markers: Mapping[str, int], fence: Fence) -> bool:
         """Change rows and markers atomically; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
@@ -249,7 +239,7 @@ class DeltaSinkTable(SliceStaging):
                 return None
             operation = "ADD COLUMNS" if {*old_table.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
             return TableEdit(
-                definition_actions=alter_actions(log, old_table, self._row_identity, self.options), operation=operation
+                overriding_actions=alter_actions(log, old_table, self._format, self.options), operation=operation
             )
 
         return self.commit_edit(edit, markers, fence)
@@ -282,9 +272,9 @@ class DeltaSinkTable(SliceStaging):
                 retained_files = RetainedRowFinder(log, self._key_lookup, self.options.deletes).write_retained_rows(
                     slices, keep_deleted_to
                 )
-            definition = overwrite_actions(log, self._row_identity, self.options, slices, retained_files)
+            definition = overwrite_actions(log, self._format, self.options, slices, retained_files)
             return TableEdit(
-                definition_actions=definition,
+                overriding_actions=definition,
                 delete_on_conflict=[f.path for f in retained_files.written],
                 operation="OVERWRITE",
             )
@@ -302,14 +292,10 @@ class DeltaSinkTable(SliceStaging):
     def commit_edit(
         self, decide_edit: Callable[[DeltaLog], TableEdit | None], markers: Mapping[str, int], fence: Fence
     ) -> bool:
-        """Commit rows and markers in one transaction.
+        """Commit rows and markers in one transaction, as :meth:`commit` does.
 
         :param decide_edit: called with the current state of the table; returns the edit, or ``None`` to leave it
             unchanged.
-        :param markers: (name -> value) to write in the same transaction.
-        :param fence: checked and written in the same transaction.
-        :returns: whether a commit was made.
-        :raises FencedError: if a writer with a larger fence value has committed.
         """
         log = self._log
         for attempt in range(_COMMIT_TRIES):
@@ -337,7 +323,7 @@ class DeltaSinkTable(SliceStaging):
                     raise
                 continue
             back_off(attempt)
-        raise self._gave_up_error("other writers were always faster")
+        raise self._gave_up_error()
 
     def read(self) -> tuple[pa.Table, Markers]:
         """Return all rows of the newest version in the sink's schema, and its markers."""
@@ -357,8 +343,8 @@ class DeltaSinkTable(SliceStaging):
         """Return a separate log at the newest version, which does not advance while it is read."""
         log = DeltaLog(self.storage)
         log.refresh()
-        check_settings(log, self._partitioning, self.options)
-        check_columns(log, self._partitioning.table_schema)
+        check_settings(log, self._format, self.options)
+        check_columns(log, self._format.table_schema)
         return log
 
     def read_with_soft_deleted(self) -> pa.Table:
@@ -376,9 +362,8 @@ class DeltaSinkTable(SliceStaging):
         log = self.load_log()
         vectors_disabled = not self.options.deletion_vectors and uses_vectors(log.protocol, log.configuration)
         if vectors_disabled and not any(file.deletion_vector for file in log.files.values()):
-            log.commit(
-                switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE"
-            )  # if it fails, next time
+            # If it fails, next time.
+            log.commit(switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE")
             log.checkpoint_version = None
         # An object used only for maintenance never commits rows, and would accumulate these keys.
         self._forget_revived_keys()
@@ -386,36 +371,24 @@ class DeltaSinkTable(SliceStaging):
         write_checkpoint_if_due(log)
 
     def plan_compactions(self, *, purge: bool = False) -> list[DeltaCompaction]:
-        """Return the compactions that keep files few and large, and dead rows few; each can run on any host.
-
-        :param purge: whether to remove all dead rows and merge all small files.
-        """
+        """Return the compactions that keep files few and large, and dead rows few."""
         self.load_log()
         self._check_definition()
-        return plan_compactions(
-            self._log,
-            self._partitioning,
-            self._row_identity.stats_column,
-            deletion_vectors=self.options.deletion_vectors,
-            purge=purge,
-        )
+        return plan_compactions(self._log, self._format, deletion_vectors=self.options.deletion_vectors, purge=purge)
 
     def commit_compactions(self, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]]) -> int:
-        """Replace the files that compactions have read by those that they have written.
+        """Replace files by compacted ones; see :class:`~airflow_provider_cdc.sinks.protocol.Compactable`.
 
-        Rows that have died meanwhile are dead in the new files, too.
+        Rows that have died meanwhile are dead in the new files, too. Files that are not committed are deleted.
 
-        :param results: compactions, each with the files that it has written.
-        :returns: how many were committed. For the others, the files they read were replaced, or their new files were
-            deleted; nothing is lost.
-        :raises TerminalError: if the table now has other columns; the files written are deleted.
+        :raises TerminalError: if the table now has other columns.
         """
         for attempt in range(_COMMIT_TRIES):
             log = self.load_log()
             self._check_same_table()
-            if not has_same_columns(log, self._partitioning.table_schema):
+            if not has_same_columns(log, self._format.table_schema):
                 break
-            prepared, committed_count = prepare_compaction_commit(log, results, self._row_identity.stats_column)
+            prepared, committed_count = prepare_compaction_commit(log, results, self._format)
             if not committed_count or not all(self.is_staged(file) for _, files in results for file in files):
                 break  # a VACUUM deletes files that no version refers to
             counter_action = _marker_action(
@@ -460,8 +433,8 @@ class DeltaSinkTable(SliceStaging):
     def _check_definition(self) -> None:
         if self._log.metadata is not self._checked_metadata:
             self._check_same_table()
-            check_columns(self._log, self._partitioning.table_schema)
-            check_key(self._log, self._row_identity.key_columns)
+            check_columns(self._log, self._format.table_schema)
+            check_key(self._log, self._format.key_columns)
             self._checked_metadata = self._log.metadata
 
     def _check_same_table(self) -> None:
@@ -469,7 +442,7 @@ class DeltaSinkTable(SliceStaging):
         check_has_owner(self._log)
 
     def _decide_with_fence(self, decide_edit: Callable[[DeltaLog], TableEdit | None], fence: Fence) -> TableEdit | None:
-        check_settings(self._log, self._partitioning, self.options)
+        check_settings(self._log, self._format, self.options)
         self._check_same_table()
         current_value = self._log.markers.get(fence.name)
         if current_value is not None and current_value > fence.value:
@@ -489,23 +462,18 @@ class DeltaSinkTable(SliceStaging):
 
     def _try_commit(self, edit: TableEdit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
-        if edit.definition_actions:
+        if edit.overriding_actions:
             is_committed = log.commit(
-                [*edit.definition_actions, *(_marker_action(k, v) for k, v in markers.items())], edit.operation
+                [*edit.overriding_actions, *(_marker_action(k, v) for k, v in markers.items())], edit.operation
             )
             storage.delete(*(() if is_committed else edit.delete_on_conflict))
             return is_committed
         metadata = with_current_properties(log, self.options)
-        if self.options.deletion_vectors:
-            prepared = prepare_deletion_vectors(log, edit, self._row_identity.stats_column, self._partitioning)
-        else:
-            prepared = prepare_copy_on_write(log, edit, self._row_identity.stats_column, self._partitioning)
-        if self.options.deletion_vectors and not uses_vectors(
-            log.protocol, log.configuration
-        ):  # copy-on-write until now
-            metadata_actions = switch_vectors_actions(log.protocol, metadata, vectors=True)
-        else:
-            metadata_actions = reconfigure_actions(log.protocol, log.metadata, metadata)
+        prepare = prepare_deletion_vectors if self.options.deletion_vectors else prepare_copy_on_write
+        prepared = prepare(log, edit, self._format)
+        metadata_actions = reconfigure_actions(log.protocol, log.metadata, metadata)
+        if self.options.deletion_vectors and not uses_vectors(log.protocol, log.configuration):
+            metadata_actions = switch_vectors_actions(log.protocol, metadata, vectors=True)  # copy-on-write until now
         if has_feed(metadata.get("configuration") or {}):
             self._add_change_feed(edit, prepared)
         prepared.actions = [*metadata_actions, *prepared.actions]
@@ -521,10 +489,7 @@ class DeltaSinkTable(SliceStaging):
 
     def _add_change_feed(self, edit: TableEdit, prepared: PreparedCommit) -> None:
         """Add change data feed files for the rows that the commit changes."""
-        feed = ChangeFeedWriter(
-            self._log, self._partitioning, self._key_hasher, keyed=bool(self._row_identity.key_columns)
-        )
-        files = feed.write_feed(edit, prepared.actions)
+        files = ChangeFeedWriter(self._log, self._format, self._key_hasher).write_feed(edit, prepared.actions)
         prepared.delete_on_conflict += [file.path for file in files]
         prepared.actions += feed_actions(files)
 
@@ -538,9 +503,9 @@ class DeltaSinkTable(SliceStaging):
                 self._key_index.add_file(path, facts)
         self.storage.delete(*prepared.delete_on_success)
 
-    def _gave_up_error(self, reason: str) -> TransientError:
+    def _gave_up_error(self) -> TransientError:
         return TransientError(
-            f"the {self.name} could not be committed in {_COMMIT_TRIES} tries: {reason}",
+            f"the {self.name} could not be committed in {_COMMIT_TRIES} tries: other writers were always faster",
             "Pause other writers of the table and check the storage, then run again",
         )
 

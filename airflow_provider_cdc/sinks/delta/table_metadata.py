@@ -14,12 +14,13 @@ from deltalake import Schema
 
 from airflow_provider_cdc.config.delete_policy import HARD
 from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION, LOG_RETENTION, OWN_PREFIX
-from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.sinks.delta.adoption import owner_of
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import VECTORS_PROPERTY, has_feed
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, TableFormat
 
 #: Property of a table that keeps rows deleted in the source: ``sink.deletes``.
 DELETES_PROPERTY = "airflow-cdc.deletes"
@@ -91,8 +92,8 @@ def build_metadata(
     :param configuration: its properties.
     :param owner: its description.
     """
-    partitioning = Partitioning(schema, options.partitioned_by)
-    fields = json.loads(Schema.from_arrow(partitioning.table_schema).to_json())
+    table_format = TableFormat(schema, options.partitioned_by)
+    fields = json.loads(Schema.from_arrow(table_format.table_schema).to_json())
     for column in fields["fields"]:
         column["metadata"] = {**column["metadata"], **options.column_metadata.get(column["name"], {})}
     return {
@@ -100,7 +101,7 @@ def build_metadata(
         "description": owner,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps(fields),
-        "partitionColumns": partitioning.columns,
+        "partitionColumns": table_format.columns,
         "configuration": dict(configuration),
         "createdTime": int(time.time() * 1000),
     }
@@ -119,9 +120,9 @@ def build_column_metadata(table: TableSchema) -> dict[str, dict[str, str]]:
 def with_current_properties(log: DeltaLog, options: DeltaTableOptions) -> Mapping[str, Any]:
     """Return a table's metadata with the properties that it is to have now; the same object if nothing changes."""
     wanted_properties = {**log.configuration, **drop_shorter_retentions(log.configuration, options.properties)}
-    return (
-        log.metadata if wanted_properties == log.configuration else {**log.metadata, "configuration": wanted_properties}
-    )
+    if wanted_properties == log.configuration:
+        return log.metadata
+    return {**log.metadata, "configuration": wanted_properties}
 
 
 _FRESH_PATH_REMEDY = "Other software did that, and what it has written would be lost: use a fresh sink.path"
@@ -202,3 +203,50 @@ def check_column_names(log: DeltaLog, wanted_metadata: Mapping[str, Any]) -> Non
 def column_names(metadata: Mapping[str, Any]) -> list[str]:
     """Return the names of a table's columns, in order."""
     return [column["name"] for column in schema_fields(metadata["schemaString"])]
+
+
+def check_owner(log: DeltaLog, pipeline: str) -> None:
+    """Refuse a table that the pipeline does not own.
+
+    :raises TerminalError: if another pipeline, or none, owns it.
+    """
+    if owner_of(log.metadata) != pipeline:
+        raise TerminalError(
+            f"the {log.name} was not created by pipeline {pipeline}",
+            "Choose another sink.path: only one pipeline may write to a table",
+        )
+
+
+def check_has_owner(log: DeltaLog) -> None:
+    """Refuse a table that no pipeline owns.
+
+    :raises TerminalError: if it has no owner.
+    """
+    if owner_of(log.metadata) is None:
+        raise TerminalError(
+            f"the {log.name} belongs to no pipeline: it was replaced by another one, or created by other software",
+            "Start with a fresh sink.path",
+        )
+
+
+def check_settings(log: DeltaLog, table_format: TableFormat, options: DeltaTableOptions) -> None:
+    """Refuse a table that was created with other unchangeable settings, or for another source table.
+
+    :raises TerminalError: if its partitioning differs.
+    :raises NotReadyError: if its ``sink.deletes`` differs, or it is the copy of another table.
+    """
+    table_source, own_source = log.configuration.get(SOURCE_PROPERTY), options.properties.get(SOURCE_PROPERTY)
+    if table_source is not None and own_source is not None and table_source != own_source:
+        raise NotReadyError(
+            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: their folders are the same "
+            "there, as if case did not count",
+            "Give the tables different folders in sink.table_path, or exclude one of them",
+        )
+    table_format.check_partition_columns(log.name, log.metadata)
+    table_deletes = log.configuration.get(DELETES_PROPERTY, HARD)
+    if table_deletes != options.deletes:
+        raise NotReadyError(
+            f"the {log.name} was created with sink.deletes {table_deletes}, which is {options.deletes} now",
+            f"It cannot be changed later: set it back to {table_deletes} for this table, or start with a fresh "
+            "sink.path",
+        )

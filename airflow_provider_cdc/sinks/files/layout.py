@@ -23,9 +23,9 @@ from airflow_provider_cdc.config.store_address import StoreAddress, local_folder
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.model.plan_history import Amendment, FollowedDdl, Rejoin
+from airflow_provider_cdc.model.plan_history import STORED_AMENDMENT, Amendment, FollowedDdl, Rejoin, StoredAmendment
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_record
 from airflow_provider_cdc.system import permissions
 
 
@@ -179,8 +179,8 @@ class LocalFiles:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def create_folder(self) -> None:
-        """Create the folder, accessible only to the owner and their group: the state database holds key bounds."""
-        permissions.make_private_folder(self.folder)
+        """Create the folder, accessible only to the owner and their group: conditions of control requests name keys."""
+        permissions.make_folder_denying_others(self.folder)
 
 
 def _local_state_folder() -> Path:
@@ -205,14 +205,18 @@ def _local_state_folder() -> Path:
 
 def read_plan(storage: Storage, layout: Layout) -> Plan | None:
     """Return the plan in the sink with all of its amendments, or ``None`` if there is none."""
-    plan_json = read_json(storage, layout.plan)
-    if plan_json is None:
-        return None
-    plan = Plan.from_json(plan_json)
+    plan = read_record(storage, layout.plan, Plan)
+    return None if plan is None else plan.with_amendments(read_amendments(storage, layout, plan.generation))
+
+
+def read_amendments(storage: Storage, layout: Layout, generation: int) -> list[StoredAmendment]:
+    """Return the stored amendments of a snapshot, in any order."""
     while True:
-        amendments = [read_json(storage, name) for name in list_amendments(storage, layout, plan.generation)]
-        if None not in amendments:
-            return plan.with_amendments(amendments)
+        names = list_amendments(storage, layout, generation)
+        amendments = [read_record(storage, name, STORED_AMENDMENT) for name in names]
+        existing = [amendment for amendment in amendments if amendment is not None]
+        if len(existing) == len(names):
+            return existing
         # One was removed after it was listed: a newer one of its table exists, which may not have been listed.
 
 

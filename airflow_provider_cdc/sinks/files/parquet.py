@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, META_COLUMNS, SEQ_COLUMN
 from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -30,8 +31,7 @@ PartitionValues = Mapping[str, str | None]
 NO_PARTITION: PartitionValues = {}
 
 
-@dataclass(frozen=True)
-class DataFile:
+class DataFile(JsonRecord, frozen=True):
     """A file of rows in the table's folder; Parquet if this module wrote it.
 
     :param path: path relative to the table's folder.
@@ -52,22 +52,13 @@ class DataFile:
     high: int | None = None
     oldest: int | None = None
     newest: int | None = None
-    partition: PartitionValues = field(default_factory=dict, hash=False)
+    partition: PartitionValues = msgspec.field(default_factory=dict)
     parts: tuple[DataFile, ...] = ()
-
-    def __post_init__(self) -> None:
-        parts = (DataFile(**part) if isinstance(part, Mapping) else part for part in self.parts)
-        object.__setattr__(self, "parts", tuple(parts))
 
     @property
     def files(self) -> tuple[DataFile, ...]:
         """The files that contain its rows."""
         return self.parts or (self,)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value: the keyword arguments of the class."""
-        fields = {**self.__dict__, "parts": [part.to_json() for part in self.parts]}
-        return {name: value for name, value in fields.items() if value or name not in ("partition", "parts")}
 
 
 def write_file(
@@ -81,7 +72,7 @@ def write_file(
     partition: PartitionValues = NO_PARTITION,
     row_group_size: int | None = None,
 ) -> DataFile:
-    """Write tables as one Parquet file.
+    """Write tables as one Parquet file, which is deleted if that fails.
 
     Small tables share a row group, because each row group costs about as much as compressing a few thousand rows. No
     more tables than those of one row group are kept in memory.
@@ -100,17 +91,23 @@ def write_file(
     first = next(groups, None)
     if first is None:
         first = empty_table(schema)
-    with storage.open(name, "wb") as file:
-        with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_writer_options(first, ordered_by)) as writer:
-            while first is not None:
-                group, first = first, None  # free it before the next one is created
-                writer.write_table(group, row_group_size=row_group_size or max(1, group.num_rows))
-                rows += group.num_rows
-                for column, span in spans.items():
-                    span.add(group[column])
-                del group
-                first = next(groups, None)
-        size = file.tell()
+    options = _writer_options(first, ordered_by)
+    try:
+        with storage.open(name, "wb") as file:
+            with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **options) as writer:
+                while first is not None:
+                    group, first = first, None  # free it before the next one is created
+                    writer.write_table(group, row_group_size=row_group_size or max(1, group.num_rows))
+                    rows += group.num_rows
+                    for column, span in spans.items():
+                        span.add(group[column])
+                    del group
+                    first = next(groups, None)
+            size = file.tell()
+    except BaseException:
+        with suppress(Exception):  # the first error is the cause
+            storage.delete(name)
+        raise
     return DataFile(name, size, rows, *_file_bounds(spans, stats_column), partition=partition)
 
 
@@ -317,9 +314,8 @@ def describe_file(
     """
     wanted_schema = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
-        _stored_schema(
-            storage, name, file, schema, NO_PARTITION, may_lack_columns=False
-        )  # it becomes part of the table unchanged
+        # It becomes part of the table unchanged.
+        _stored_schema(storage, name, file, schema, NO_PARTITION, may_lack_columns=False)
         indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
         table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()

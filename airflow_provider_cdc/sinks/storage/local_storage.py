@@ -119,9 +119,9 @@ class LocalStorage:
         """See :class:`Storage`."""
         return LocalStorage(self._path(folder))
 
-    def make_private(self, folder: str) -> None:
+    def deny_others(self, folder: str) -> None:
         """See :class:`Storage`."""
-        permissions.make_private_folder(self._path(folder))
+        permissions.make_folder_denying_others(self._path(folder))
 
     def location(self, name: str = "") -> str:
         """See :class:`Storage`."""

@@ -58,18 +58,6 @@ class ObjectReader:
         """Close the file and free its buffer."""
         self.closed, self._buffer = True, b""
 
-    def readable(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    def writable(self) -> bool:
-        """Return ``False``."""
-        return False
-
 
 class _AbortedError(Exception):
     """Aborts an upload."""
@@ -86,7 +74,7 @@ class _Sender:
         self._put_object = put_object
         self._pieces: queue.Queue[bytes | _AbortedError | None] = queue.Queue(2)
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="object-upload", daemon=True)
         self._thread.start()
 
     def send(self, piece: bytes | _AbortedError | None) -> None:
@@ -127,7 +115,7 @@ class UploadWriter:
     :param put_object: writes the object.
     """
 
-    closed = False
+    closed, mode = False, "wb"
 
     def __init__(self, put_object: PutObject) -> None:
         self._put_object = put_object
@@ -178,18 +166,6 @@ class UploadWriter:
 
     def __del__(self) -> None:
         self.abort()
-
-    def readable(self) -> bool:
-        """Return ``False``."""
-        return False
-
-    def writable(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return ``False``."""
-        return False
 
     def _send_buffer(self) -> None:
         assert self._sender is not None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
@@ -119,12 +119,12 @@ class ObjectStorage:
     def size(self, name: str) -> int | None:
         """See :class:`Storage`."""
         head = self._head(name)
-        return None if head is None else int(head["size"])
+        return None if head is None else int(head.meta["size"])
 
     def modified_at(self, name: str) -> float | None:
         """See :class:`Storage`."""
         head = self._head(name)
-        return None if head is None else float(head["last_modified"].timestamp())
+        return None if head is None else float(head.meta["last_modified"].timestamp())
 
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
         """See :class:`Storage`."""
@@ -198,7 +198,7 @@ class ObjectStorage:
         checked_name(folder, self.location())
         return replace(self, address=self.address.child(folder))
 
-    def make_private(self, folder: str) -> None:
+    def deny_others(self, folder: str) -> None:
         """Do nothing: the access rules of the store apply."""
 
     def location(self, name: str = "") -> str:
@@ -250,19 +250,14 @@ class ObjectStorage:
         try:
             with self._bucket_errors("checking", name, FileNotFoundError) as (bucket, key):
                 current_counts().count("head")
-                return bucket.store.head(key)
+                return bucket.store.get(key, options={"head": True})
         except FileNotFoundError:
             return None
 
     def _read_write_id(self, name: str) -> str | None:
         """Return the write identifier in a file's metadata; empty if it has none, ``None`` if there is no file."""
-        try:
-            with self._bucket_errors("checking", name, FileNotFoundError) as (bucket, key):
-                current_counts().count("head")
-                attributes: Mapping[Any, Any] = bucket.store.get(key, options={"head": True}).attributes
-                return str(attributes.get(_WRITE_ID_ATTRIBUTE, ""))
-        except FileNotFoundError:
-            return None
+        head = self._head(name)
+        return None if head is None else str(head.attributes.get(_WRITE_ID_ATTRIBUTE, ""))
 
     @property
     def _open_bucket(self) -> Bucket:

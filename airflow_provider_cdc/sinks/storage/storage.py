@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from airflow_provider_cdc.model.json_record import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 
 class Storage(Protocol):
@@ -71,7 +75,7 @@ class Storage(Protocol):
     def subfolder(self, folder: str) -> Storage:
         """Return the storage of a folder: the same files, with names relative to the folder."""
 
-    def make_private(self, folder: str) -> None:
+    def deny_others(self, folder: str) -> None:
         """Deny access to a folder to everyone outside the owner's group, where files have such permissions."""
 
     def location(self, name: str = "") -> str:
@@ -110,6 +114,15 @@ def read_json_if_intact(storage: Storage, name: str) -> Any:
         return read_json(storage, name)
     except ValueError:
         return None
+
+
+def read_record(storage: Storage, name: str, record_type: type[T]) -> T | None:
+    """Return the record in a file, or ``None`` if the file does not exist.
+
+    :raises TerminalError: if the file is damaged, or was written by a newer version.
+    """
+    data = storage.read(name)
+    return None if data is None else parse_json(data, record_type, storage.location(name))
 
 
 def write_json(storage: Storage, name: str, value: Any) -> None:

@@ -7,20 +7,18 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from pymysql.connections import Connection
 
-from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError, TerminalError
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.plan import Chunk
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
+from airflow_provider_cdc.mysql.binlog.walk import changes
 from airflow_provider_cdc.mysql.chunks import chunk as module
-from airflow_provider_cdc.mysql.chunks import window_reader as windows
 from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead, read_chunk, select_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
 from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
@@ -30,7 +28,6 @@ from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identi
 from airflow_provider_cdc.mysql.client.key_sql import chunk_condition
 from airflow_provider_cdc.mysql.client.session import connect, query_value
 from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
-from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 from tests.support.servers import MySQLServer
 
 #: The two moments at which others write: between LW and SELECT, between SELECT and HW.
@@ -67,25 +64,9 @@ class Reading:
         return read_schema(self.connection, self.database, "t")
 
     def reader(self, table: TableSchema) -> WindowReader:
-        replica = random.randrange(1 << 20, 1 << 31), str(uuid4())
-
-        def open_at(at: Position) -> BinlogStream:
-            return BinlogStream(
-                self.server.connect_args(),
-                server_id=replica[0],
-                replica_uuid=replica[1],
-                file=at.file,
-                position=at.position,
-            )
-
-        before = partial(
-            make_xa_lookback,
-            self.server.connect_args(),
-            self.lineage.server,
-            histories_by_table([DefinitionHistory.from_single(table)]),
-        )
+        source = BinlogSource(self.server.connect_args(), self.lineage.server)
         texts = load_decoders(lambda: contextlib.nullcontext(self.connection), [table])
-        return WindowReader(open_at, DefinitionHistory.from_single(table), self.lineage, before, texts)
+        return WindowReader(source, DefinitionHistory.from_single(table), self.lineage, texts)
 
     def read(self, table: TableSchema, chunk: Chunk, **meanwhile: Callable[[], None] | list[str]) -> ChunkRead:
         """Read a chunk; keywords ``after_lw`` and ``after_select`` say what is written there."""
@@ -93,7 +74,7 @@ class Reading:
             f"chunk.{name}": what if callable(what) else partial(self.write, *what) for name, what in meanwhile.items()
         }
         with contextlib.closing(self.reader(table)) as reader:
-            found = read_chunk(self.connection, reader, table, chunk, self.lineage, self.marks)
+            found = read_chunk(reader, table, chunk, self.marks)
         self.meanwhile = {}
         return found
 
@@ -199,7 +180,7 @@ def test_windows_one_after_the_other(reading: Reading) -> None:
 @pytest.mark.parametrize("held", [0, 1 << 24], ids=["taken at once", "held back"])
 def test_a_truncate_in_the_window(reading: Reading, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before it is no change of the window, whether it was decoded already or not."""
-    monkeypatch.setattr(windows, "_MAX_HELD_BYTES", held)
+    monkeypatch.setattr(changes, "MAX_HELD_BYTES", held)
     table = reading.make("id INT PRIMARY KEY, v INT", "(1, 1), (2, 1)")
     low = binlog_end(reading.connection)
     xa = ("XA START 'x'", "INSERT INTO t VALUES (4, 4)", "XA END 'x'", "XA PREPARE 'x'", "XA COMMIT 'x'")
@@ -349,14 +330,7 @@ def test_a_chunk_is_stable_until_the_next_change(reading: Reading) -> None:
     assert first.rows.drop([TS_COLUMN]).sort_by("k").equals(second.rows.drop([TS_COLUMN]).sort_by("k"))
 
 
-def test_errors_are_the_projects_own(reading: Reading, connection_gone: Connection[Any]) -> None:
-    table = reading.make("id INT PRIMARY KEY", "(1)")
-    with contextlib.closing(reading.reader(table)) as reader, pytest.raises(CdcError):
-        read_chunk(connection_gone, reader, table, Chunk(0, 0, 0, (1,), (1,), True), reading.lineage, reading.marks)
-
-
-@pytest.fixture
-def connection_gone(mysql_server: MySQLServer) -> Connection[Any]:
-    connection = connect(mysql_server.connect_args())
-    mysql_server.execute(f"KILL {query_value(connection, 'SELECT CONNECTION_ID()')}")
-    return connection
+def test_errors_are_the_projects_own(reading: Reading) -> None:
+    table, number = reading.make("id INT PRIMARY KEY", "(1)"), query_value(reading.connection, "SELECT CONNECTION_ID()")
+    with pytest.raises(CdcError):
+        reading.read(table, Chunk(0, 0, 0, (1,), (1,), True), after_lw=[f"KILL {number}"])

@@ -14,11 +14,11 @@ import pytest
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model.errors import TableChangedError
-from airflow_provider_cdc.model.plan import MAX_CHUNK_OVERSIZE, Chunk, PlanCost
+from airflow_provider_cdc.model.plan import MAX_CHUNK_OVERSIZE, Chunk, PlanningCost
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.chunks import planner
 from airflow_provider_cdc.mysql.chunks.chunk import select_rows
-from airflow_provider_cdc.mysql.chunks.planner import _session_cost, estimate_table, plan_table
+from airflow_provider_cdc.mysql.chunks.planner import _session_cost, estimate_rows_and_row_bytes, plan_table
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.key_sql import canonical_expression, chunk_condition, key_list, keys_of
 from airflow_provider_cdc.mysql.client.session import connect, query_pairs, query_rows, query_value
@@ -76,11 +76,11 @@ def fill(connection: Connection[Any], expressions: str, n: int, first: int = 1) 
     query_rows(connection, f"INSERT IGNORE INTO t ({names}) {series} SELECT {expressions} FROM s")
 
 
-def planned(connection: Connection[Any], table: TableSchema, chunk_rows: int) -> tuple[list[Chunk], PlanCost]:
+def planned(connection: Connection[Any], table: TableSchema, chunk_rows: int) -> tuple[list[Chunk], PlanningCost]:
     before = _session_cost(connection)
     chunks = plan_table(connection, 0, table, chunk_rows)
     after = _session_cost(connection)
-    return chunks, PlanCost(after.statements - before.statements - 1, after.rows - before.rows)
+    return chunks, PlanningCost(after.statements - before.statements - 1, after.rows - before.rows)
 
 
 def sizes(connection: Connection[Any], table: TableSchema, chunks: list[Chunk]) -> list[int]:
@@ -155,7 +155,7 @@ def test_statistics_of_another_time(connection: Connection[Any], kind: str, anal
     query_rows(connection, f"UPDATE mysql.innodb_table_stats SET n_rows = {analyzed} WHERE database_name = 'b'")
     for sql in ("FLUSH TABLE t", "RENAME TABLE t TO u", "RENAME TABLE u TO t"):  # MySQL reads it again, then MariaDB
         query_rows(connection, sql)
-    assert estimate_table(connection, table)[0] == analyzed
+    assert estimate_rows_and_row_bytes(connection, table)[0] == analyzed
     chunks = plan_table(connection, 0, table, 20)
     found = sizes(connection, table, chunks)
     assert sum(found) == 3000 and max(found) <= (20 if analyzed < 16 * 20 else MAX_CHUNK_OVERSIZE * 20)
@@ -173,7 +173,7 @@ def test_rows_that_go_while_they_are_planned(
         server.execute(f"DELETE FROM b.t WHERE {gone}")
         return 400, 100
 
-    monkeypatch.setattr(planner, "estimate_table", told)
+    monkeypatch.setattr(planner, "estimate_rows_and_row_bytes", told)
     chunks = plan_table(connection, 0, table, 10)
     assert chunks[0].lower == (1,) and chunks[-1].upper == (160_000,) and chunks[-1].includes_upper
     sizes(connection, table, chunks)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.model.definition_history import DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.model.offset import Position, Timeline
+from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.schema import ROUND_TRIP_CHARSETS, TableSchema
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
 from airflow_provider_cdc.mysql.chunks.chunk import select_rows
 from airflow_provider_cdc.mysql.chunks.planner import plan_table
 from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
@@ -27,7 +25,6 @@ from airflow_provider_cdc.mysql.client.identity import binlog_end, server_identi
 from airflow_provider_cdc.mysql.client.key_sql import chunk_condition, keys_of, text_literal
 from airflow_provider_cdc.mysql.client.session import connect, query_rows
 from airflow_provider_cdc.mysql.keys.ownership import find_owning_chunks
-from airflow_provider_cdc.mysql.positions.xa_lookback import make_xa_lookback
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.verify.report import check_equal
@@ -100,20 +97,10 @@ def window(server: MySQLServer, connection: Any, statement: str) -> Any:
     table, before = read_schema(connection, "c", "t"), binlog_end(connection)
     query_rows(connection, statement)
 
-    def open_at(at: Position) -> BinlogStream:
-        number = random.randrange(1 << 20, 1 << 31)
-        args = server.connect_args()
-        return BinlogStream(args, server_id=number, replica_uuid=str(uuid4()), file=at.file, position=at.position)
-
     texts = load_decoders(lambda: contextlib.nullcontext(connection), [table])
-    look = partial(
-        make_xa_lookback,
-        server.connect_args(),
-        server_identity(connection),
-        histories_by_table([DefinitionHistory.from_single(table)]),
-    )
+    source = BinlogSource(server.connect_args(), server_identity(connection))
     with contextlib.closing(
-        WindowReader(open_at, DefinitionHistory.from_single(table), Timeline("", before.file), look, texts)
+        WindowReader(source, DefinitionHistory.from_single(table), Timeline("", before.file), texts)
     ) as log:
         return log.read_window(before, binlog_end(connection)).changes
 

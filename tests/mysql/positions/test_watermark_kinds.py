@@ -17,12 +17,12 @@ import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.client.identity import binlog_end, is_mariadb, open_xa_transactions
 from airflow_provider_cdc.mysql.client.session import connect, query_rows
 from airflow_provider_cdc.mysql.positions import watermarks
 from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks, take_low_watermark
 from tests.support.binlog.reading import capture, transactions
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
 from tests.support.servers import MySQLServer
 

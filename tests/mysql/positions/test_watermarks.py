@@ -17,12 +17,12 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.gtid import GtidSet
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect, query_rows, query_value
 from airflow_provider_cdc.mysql.positions import watermarks
 from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks, take_low_watermark
 from tests.support.binlog.reading import capture, transactions
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.servers import MySQLServer
 
 #: Seconds for which the semi-synchronous source holds a commit between binlog and engine.

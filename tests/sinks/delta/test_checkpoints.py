@@ -92,9 +92,9 @@ def test_json_that_is_not_understood(tmp_path: Path, change: Change, said: str) 
     storage = changed(tmp_path).storage
     path = as_v2(folder_of(opened(tmp_path)))
     rewritten(path, change)
-    before = everything(storage.location())
+    before = read_all_rows(storage.location())
     refused(opened(tmp_path), said)
-    assert everything(storage.location()) == before
+    assert read_all_rows(storage.location()) == before
 
 
 def test_json_that_is_cut(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_json_that_is_cut(tmp_path: Path) -> None:
         fresh(storage)
 
 
-def everything(folder: str) -> set[str]:
+def read_all_rows(folder: str) -> set[str]:
     return {name for name, _ in LocalStorage(folder).list("")}
 
 
@@ -186,20 +186,20 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
         return (action for action in whole(*args) if "add" not in action)
 
     monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.delta_log.read_actions", without_adds)
-    monkeypatch.setattr(DeltaLog, "newest_version_older_than", _stood)
+    monkeypatch.setattr(DeltaLog, "newest_version_seen_before", _stood)
     blind = opened(tmp_path)
     assert not blind.load_log().files
     blind.load_log().tombstones.update(dict.fromkeys(live, 1))
-    before = everything(target.storage.location())
+    before = read_all_rows(target.storage.location())
     with pytest.raises(TerminalError, match=rf"has 0 data files, but {len(live)} as delta-rs reads it"):
         blind.clean_up()
     with pytest.raises(TerminalError, match="as delta-rs reads it"):
         folder_of(target).joinpath("changes/epoch-1").mkdir(parents=True)
         folder_of(target).joinpath("changes/epoch-1/a.parquet").touch()
         staging(blind).clear_older_epochs([TABLE], 5)
-    assert everything(target.storage.location()) - {"changes/epoch-1/a.parquet"} == before
+    assert read_all_rows(target.storage.location()) - {"changes/epoch-1/a.parquet"} == before
     monkeypatch.undo()
-    monkeypatch.setattr(DeltaLog, "newest_version_older_than", _stood)
+    monkeypatch.setattr(DeltaLog, "newest_version_seen_before", _stood)
     target.clean_up()
-    assert live <= everything(target.storage.location()) < before | {"changes/epoch-1/a.parquet"}
+    assert live <= read_all_rows(target.storage.location()) < before | {"changes/epoch-1/a.parquet"}
     assert DeltaTable(folder_of(target)).version() == target.load_log().version

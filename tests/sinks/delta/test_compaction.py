@@ -14,11 +14,12 @@ from airflow_provider_cdc.sinks.delta import compaction as module
 from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, choose_file_groups
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.merge import partitions
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.protocol import Truncate
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
-from tests.sinks.delta.test_table import FENCE, SCHEMA, add, files, folder_of, held, made, opened, rows, upsert
+from tests.sinks.delta.test_table import FENCE, SCHEMA, add, create_table, files, folder_of, held, opened, rows, upsert
 
 MB = 1 << 20
 
@@ -139,7 +140,7 @@ def test_each_file_is_in_one_compaction() -> None:
 
 
 def test_a_table_that_is_compacted_needs_no_more(soon: None, tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for n in range(5):
         upsert(target, (n, "a", n + 1, "c"))
     assert compact(target) == 1
@@ -153,7 +154,7 @@ def test_a_table_that_is_compacted_needs_no_more(soon: None, tmp_path: Path) -> 
 
 
 def test_rows_that_die_meanwhile_are_dead_in_the_new_file(soon: None, tmp_path: Path) -> None:
-    target, other = made(tmp_path), opened(tmp_path)
+    target, other = create_table(tmp_path), opened(tmp_path)
     for n in range(6):
         upsert(target, *((10 * n + i, "a", n + 1, "c") for i in range(10)))
     upsert(target, (3, "", 8, "d"), (42, "b", 8, "u"))  # dead before: they are not copied
@@ -170,7 +171,7 @@ def test_rows_that_die_meanwhile_are_dead_in_the_new_file(soon: None, tmp_path: 
 
 
 def test_a_file_that_is_gone_makes_it_void(soon: None, tmp_path: Path) -> None:
-    target, other = made(tmp_path), opened(tmp_path)
+    target, other = create_table(tmp_path), opened(tmp_path)
     for n in range(3):
         upsert(target, (n, "a", n + 1, "c"))
     [work] = other.plan_compactions()
@@ -183,7 +184,7 @@ def test_a_file_that_is_gone_makes_it_void(soon: None, tmp_path: Path) -> None:
 
 def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path) -> None:
     """Files all of whose rows are changed again and again go at any moment: the others do not wait for them."""
-    target, other = made(tmp_path), opened(tmp_path)
+    target, other = create_table(tmp_path), opened(tmp_path)
     for n in range(2):
         upsert(target, (n, "a", n + 1, "c"), (10 + n, "a", n + 1, "c"))
     [first] = other.plan_compactions()
@@ -191,9 +192,7 @@ def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path
         upsert(target, (n + 20, "a", n + 3, "c"))
     paths = {path for path, _ in first.sources}
     [both] = other.plan_compactions()
-    second = DeltaCompaction(
-        both.storage, both.partitioning, tuple((p, d) for p, d in both.sources if p not in paths), "id"
-    )
+    second = DeltaCompaction(both.storage, both.table_format, tuple((p, d) for p, d in both.sources if p not in paths))
     done = [(c, c.run()) for c in (first, second)]
     upsert(target, (0, "b", 9, "u"), (10, "b", 9, "u"))
     expected = held(target)
@@ -206,7 +205,7 @@ def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path
 
 
 def test_two_of_one_file_do_not_both_stand(soon: None, tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for n in range(2):
         upsert(target, (n, "a", n + 1, "c"))
     [work] = target.plan_compactions()
@@ -215,7 +214,7 @@ def test_two_of_one_file_do_not_both_stand(soon: None, tmp_path: Path) -> None:
 
 
 def test_of_two_the_first_counts(soon: None, tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for n in range(3):
         upsert(target, (n, "a", n + 1, "c"))
     one, other = opened(tmp_path), opened(tmp_path)
@@ -228,7 +227,7 @@ def test_of_two_the_first_counts(soon: None, tmp_path: Path) -> None:
 
 def test_a_task_that_was_given_up_goes_on(soon: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark runs a task again whose executor it has lost; that one may be alive, and end after the commit."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for n in range(3):
         upsert(target, (n, "a", n + 1, "c"))
     [work] = target.plan_compactions()
@@ -240,7 +239,7 @@ def test_a_task_that_was_given_up_goes_on(soon: None, tmp_path: Path, monkeypatc
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(module, "write_file", full)
+    monkeypatch.setattr(partitions, "write_file", full)
     with pytest.raises(OSError, match="no space"):
         work.run()
     assert held(opened(tmp_path)) == expected
@@ -248,7 +247,7 @@ def test_a_task_that_was_given_up_goes_on(soon: None, tmp_path: Path, monkeypatc
 
 def test_rows_that_came_back_make_it_void(soon: None, tmp_path: Path) -> None:
     """Somebody has restored an older version: what was dead when it was read is not in the new file."""
-    target, other = made(tmp_path), opened(tmp_path)
+    target, other = create_table(tmp_path), opened(tmp_path)
     for n in range(3):
         upsert(target, (10 * n, "a", n + 1, "c"), (10 * n + 1, "a", n + 1, "c"))
     version = target.load_log().version
@@ -261,7 +260,7 @@ def test_rows_that_came_back_make_it_void(soon: None, tmp_path: Path) -> None:
 
 
 def test_all_rows_die_meanwhile(soon: None, tmp_path: Path) -> None:
-    target, other = made(tmp_path), opened(tmp_path)
+    target, other = create_table(tmp_path), opened(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     add(target, "b", rows((2, "a", 1, "r")))
     upsert(target, (3, "a", 2, "c"), (4, "a", 2, "c"))
@@ -274,7 +273,7 @@ def test_all_rows_die_meanwhile(soon: None, tmp_path: Path) -> None:
 
 def test_a_row_that_dies_twice(soon: None, tmp_path: Path) -> None:
     """The index still knows the old place when the row is in the new file."""
-    target, other = made(tmp_path), opened(tmp_path)
+    target, other = create_table(tmp_path), opened(tmp_path)
     upsert(target, (1, "a", 1, "c"), (2, "a", 1, "c"))
     upsert(target, (3, "a", 2, "c"))
     for seq in range(3, 30):
@@ -290,7 +289,7 @@ def test_a_row_that_dies_twice(soon: None, tmp_path: Path) -> None:
 def test_at_any_moment(soon: None, tmp_path: Path, seed: int) -> None:
     """Compactions are planned, run and committed whenever chance wants it."""
     chance = random.Random(seed)
-    target, upkeep = made(tmp_path), opened(tmp_path)
+    target, upkeep = create_table(tmp_path), opened(tmp_path)
     expected: dict[int, tuple[str, int]] = {}
     waiting = []
     for seq in range(1, 60):
@@ -319,7 +318,7 @@ def test_at_any_moment(soon: None, tmp_path: Path, seed: int) -> None:
 
 
 def test_from_vectors_to_copies_and_back(soon: None, tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for n in range(4):
         upsert(target, (n, "a", n + 1, "c"), (0, "b", n + 1, "u"))
     assert any(f.deletion_vector for f in target.load_log().files.values())
@@ -351,7 +350,7 @@ def test_rows_without_a_key(soon: None, tmp_path: Path) -> None:
 
 def test_what_is_read_is_what_was_planned(soon: None, tmp_path: Path) -> None:
     """A task may run long after the plan, and twice."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for n in range(3):
         upsert(target, (n, "a", n + 1, "c"), (n + 10, "a", n + 1, "c"))
     upsert(target, (10, "", 5, "d"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ def more(table: TableSchema, *columns: Column) -> TableSchema:
     """A definition with columns before, between and behind the others."""
     first, second, *rest = table.columns
     one, two, three = columns or (N, AT, TEXT)
-    return replace(table, columns=(one, first, two, second, *rest, three))
+    return table.replace(columns=(one, first, two, second, *rest, three))
 
 
 def sink(folder: Path, merge: str = MERGES[0], soft: bool = False, parts: bool = False, **named: Any) -> DeltaSink:
@@ -74,7 +73,7 @@ def commit(target: DeltaSinkTable, change: Change, **markers: int) -> None:
     assert target.commit(lambda _: change, markers, FENCE)
 
 
-def lived(where: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
+def table_with_history(where: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
     """A table with rows of the snapshot, and of two batches that hit them."""
     target = where.table(table)
     target.create("p")
@@ -125,8 +124,8 @@ def present(target: DeltaSinkTable) -> set[str]:
 
 def test_it_is_a_commit_of_the_log_alone(tmp_path: Path) -> None:
     """It says what `create` says of such a table; no file is written."""
-    where, table = sink(tmp_path / "a"), replace(more(TABLE), comments=(("n", "how many"), ("id", "which")))
-    old = lived(where)
+    where, table = sink(tmp_path / "a"), more(TABLE).replace(comments=(("n", "how many"), ("id", "which")))
+    old = table_with_history(where)
     before, there = old.load_log(), present(old)
     metadata, protocol, version = before.metadata, before.protocol, before.version
     target = where.table(table)
@@ -145,7 +144,7 @@ def test_it_is_a_commit_of_the_log_alone(tmp_path: Path) -> None:
 
 def test_nothing_but_markers(tmp_path: Path) -> None:
     where = sink(tmp_path)
-    lived(where)
+    table_with_history(where)
     assert where.table(TABLE).alter(TABLE, {"ddl": 3}, FENCE)
     assert [next(iter(action)) for action in newest(where.table(TABLE))] == ["commitInfo", "txn", "txn"]
 
@@ -155,7 +154,7 @@ def test_nothing_but_markers(tmp_path: Path) -> None:
 def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> None:
     """What the table has is kept beside it."""
     where = sink(tmp_path, merge, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"} if feed else {}))
-    before = lived(where, PLAIN).load_log().protocol
+    before = table_with_history(where, PLAIN).load_log().protocol
     assert "timestampNtz" not in before.get("readerFeatures", ())
     table = more(PLAIN)
     target = where.table(table)
@@ -174,7 +173,11 @@ def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> N
 def test_a_feed_of_an_older_protocol(tmp_path: Path) -> None:
     """A version of writers stands for the feed until features are named: from then on it is one of these."""
     where = sink(tmp_path, MERGES[1], table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"}))
-    assert lived(where, PLAIN).load_log().commit([{"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}], "SET")
+    assert (
+        table_with_history(where, PLAIN)
+        .load_log()
+        .commit([{"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}], "SET")
+    )
     target = where.table(more(PLAIN))
     assert target.alter(PLAIN, {"ddl": 3}, FENCE)
     stood_for = {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"}
@@ -184,8 +187,8 @@ def test_a_feed_of_an_older_protocol(tmp_path: Path) -> None:
 def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
     """And what this project has told of it is renewed, also where nothing is to be told any more."""
     where = sink(tmp_path)
-    table = replace(TABLE, comments=(("id", "of ours"), ("made", "of ours")))
-    log = lived(where, table).load_log()
+    table = TABLE.replace(comments=(("id", "of ours"), ("made", "of ours")))
+    log = table_with_history(where, table).load_log()
     schema = json.loads(log.metadata["schemaString"])
     for column in schema["fields"]:
         column["metadata"] |= {"theirs": "x"} | ({"comment": "theirs"} if column["name"] in ("made", "pl.ace") else {})
@@ -211,7 +214,7 @@ def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
 
 def test_columns_come_once(tmp_path: Path) -> None:
     where = sink(tmp_path)
-    lived(where)
+    table_with_history(where)
     target = where.table(more(TABLE))
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     version = target.load_log().version
@@ -225,14 +228,14 @@ def test_columns_come_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (replace(TABLE, columns=(ID, nullable("pl.ace", "int"), MADE)), "column pl.ace was string and is now int32"),
-        (replace(TABLE, key=("id", "pl.ace")), r"its key was \(id\) and is now \(id, pl.ace\)"),
+        (TABLE.replace(columns=(ID, nullable("pl.ace", "int"), MADE)), "column pl.ace was string and is now int32"),
+        (TABLE.replace(key=("id", "pl.ace")), r"its key was \(id\) and is now \(id, pl.ace\)"),
     ],
     ids=["type", "key"],
 )
 def test_what_cannot_be_followed(tmp_path: Path, table: TableSchema, said: str) -> None:
     where = sink(tmp_path)
-    version = lived(where).load_log().version
+    version = table_with_history(where).load_log().version
     with pytest.raises(TerminalError, match=f"cannot follow the change of the definition of shop.t: {said}"):
         where.table(table).alter(TABLE, {"ddl": 3}, FENCE)
     with pytest.raises(TerminalError, match="Other software has altered it"):
@@ -242,8 +245,8 @@ def test_what_cannot_be_followed(tmp_path: Path, table: TableSchema, said: str) 
 
 def test_the_order_of_columns(tmp_path: Path) -> None:
     """Rows are read by name: that columns have moved is told by the log as well."""
-    where, table = sink(tmp_path), replace(TABLE, columns=(MADE, N, ID, PLACE))
-    lived(where)
+    where, table = sink(tmp_path), TABLE.replace(columns=(MADE, N, ID, PLACE))
+    table_with_history(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     commit(target, Upsert(rows(table, [2], 5, "u", n=5)))
@@ -260,8 +263,8 @@ def test_the_order_of_columns(tmp_path: Path) -> None:
 )
 def test_columns_whose_names_differ_by_case_alone(tmp_path: Path, column: Column, said: str) -> None:
     where = sink(tmp_path, parts=True)
-    held = values(lived(where), TABLE)
-    table = replace(TABLE, columns=(*TABLE.columns, column))
+    held = values(table_with_history(where), TABLE)
+    table = TABLE.replace(columns=(*TABLE.columns, column))
     partitioning = lived_partitioning(where, table)
     with pytest.raises(TerminalError, match=said):
         partitioning.alter(TABLE, {"ddl": 3}, FENCE)
@@ -277,11 +280,11 @@ def lived_partitioning(where: DeltaSink, table: TableSchema) -> DeltaSinkTable:
 def test_a_column_that_a_feed_hides(tmp_path: Path) -> None:
     """Somebody has turned the feed on: a table that nobody could read any more is not made."""
     where = sink(tmp_path)
-    log = lived(where).load_log()
+    log = table_with_history(where).load_log()
     configuration = {**log.configuration, CHANGE_DATA_FEED: "true"}
     protocol = {**log.protocol, "writerFeatures": [*log.protocol["writerFeatures"], "changeDataFeed"]}
     assert log.commit([{"protocol": protocol}, {"metaData": {**log.metadata, "configuration": configuration}}], "SET")
-    table = replace(TABLE, columns=(*TABLE.columns, nullable("_change_type", "int")))
+    table = TABLE.replace(columns=(*TABLE.columns, nullable("_change_type", "int")))
     with pytest.raises(TerminalError, match="hides its columns _change_type"):
         where.table(table).alter(TABLE, {"ddl": 3}, FENCE)
     assert values(where.table(TABLE), TABLE)[1] and where.table(TABLE).markers().get("ddl") is None
@@ -289,7 +292,7 @@ def test_a_column_that_a_feed_hides(tmp_path: Path) -> None:
 
 def test_column_mapping_is_refused_by_name(tmp_path: Path) -> None:
     where = sink(tmp_path)
-    log = lived(where).load_log()
+    log = table_with_history(where).load_log()
     configuration = {**log.configuration, "delta.columnMapping.mode": "name"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": configuration}}], "SET")
     with pytest.raises(TerminalError, match="uses columnMapping"):
@@ -298,12 +301,12 @@ def test_column_mapping_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_table_that_is_nobodys_or_another_one(tmp_path: Path) -> None:
     where = sink(tmp_path)
-    old, target = lived(where), where.table(more(TABLE))
+    old, target = table_with_history(where), where.table(more(TABLE))
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     commit(target, Upsert(rows(more(TABLE), [5], 5)))
     log = target.load_log()
     assert log.commit([{"metaData": {**log.metadata, "id": "another"}}], "REPLACE")
-    further = replace(more(TABLE), columns=(*more(TABLE).columns, nullable("m", "int")))
+    further = more(TABLE).replace(columns=(*more(TABLE).columns, nullable("m", "int")))
     with pytest.raises(TerminalError, match="was replaced by another one"):
         target.alter(more(TABLE), {"ddl": 4}, FENCE)
     configuration = {k: v for k, v in log.configuration.items() if k != "airflow-cdc.pipeline"}
@@ -317,7 +320,7 @@ def test_a_table_that_is_nobodys_or_another_one(tmp_path: Path) -> None:
 def test_reading_with_another_definition(tmp_path: Path) -> None:
     """A column that is not there yet is not NULL."""
     where = sink(tmp_path)
-    lived(where)
+    table_with_history(where)
     with pytest.raises(TerminalError, match="has other columns"):
         where.table(more(TABLE)).read()
 
@@ -330,7 +333,7 @@ def test_reading_with_another_definition(tmp_path: Path) -> None:
 def test_other_programs_read_it(tmp_path: Path, merge: str, parts: bool) -> None:
     """Files with and without the columns, with dead rows in both."""
     where, table = sink(tmp_path, merge, parts=parts), more(TABLE)
-    lived(where)
+    table_with_history(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     new = {"n": 7, "at": datetime(2026, 1, 1, 1, 1, 1, 1), "te xt": "ä"}
@@ -348,7 +351,7 @@ def test_other_programs_read_it(tmp_path: Path, merge: str, parts: bool) -> None
 def test_compaction_writes_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str) -> None:
     monkeypatch.setattr(compaction, "FANOUT", 2)
     where, table = sink(tmp_path, merge), more(TABLE)
-    lived(where)
+    table_with_history(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     for seq in range(5, 9):
@@ -368,8 +371,8 @@ def test_compaction_writes_the_columns(tmp_path: Path, monkeypatch: pytest.Monke
 def test_columns_that_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str, soft: bool) -> None:
     """Older files still have them, and nobody reads them there; compaction writes them out."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    where, table, less = sink(tmp_path, merge, soft), more(TABLE), replace(TABLE, columns=(ID, N, MADE))
-    lived(where, table)
+    where, table, less = sink(tmp_path, merge, soft), more(TABLE), TABLE.replace(columns=(ID, N, MADE))
+    table_with_history(where, table)
     before = values(where.table(table), table)
     target = where.table(less)
     assert target.alter(table, {"ddl": 3}, FENCE)
@@ -402,7 +405,7 @@ def test_a_compaction_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Through the new object its file may lack the columns; through the old one it is void, and its file goes."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
     where, table = sink(tmp_path), more(TABLE)
-    old = lived(where)
+    old = table_with_history(where)
     work = old.plan_compactions(purge=True)
     done = [(c, c.run()) for c in work] if run == "before" else []
     target = where.table(table)
@@ -428,7 +431,7 @@ def test_a_compaction_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_object_of_the_definition_before_writes_no_file(tmp_path: Path) -> None:
     where = sink(tmp_path)
-    old, target = lived(where), where.table(more(TABLE))
+    old, target = table_with_history(where), where.table(more(TABLE))
     other = where.table(TABLE)
     other.markers()
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
@@ -447,7 +450,7 @@ def test_the_object_of_the_definition_before_writes_no_file(tmp_path: Path) -> N
 
 
 def test_rows_without_a_key(tmp_path: Path) -> None:
-    where, table = sink(tmp_path), replace(TABLE, key=())
+    where, table = sink(tmp_path), TABLE.replace(key=())
     old = where.table(table)
     old.create("p")
     commit(old, PublishSlices([old.stage("1/0/1/slice", [rows(table, (1, 1, 2), 1, "r")])]))
@@ -460,7 +463,7 @@ def test_rows_without_a_key(tmp_path: Path) -> None:
 
 def test_slices_from_before(tmp_path: Path) -> None:
     where = sink(tmp_path)
-    file = lived(where).stage("1/1/1/slice", [rows(TABLE, (60,), 1, "r")])
+    file = table_with_history(where).stage("1/1/1/slice", [rows(TABLE, (60,), 1, "r")])
     target = where.table(more(TABLE))
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     assert pa.concat_tables(target.read_staged(file)).equals(rows(more(TABLE), (60,), 1, "r"))
@@ -470,7 +473,7 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is read from one, in which the older files stand beside the new columns."""
     monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 3)
     where, table = sink(tmp_path), more(TABLE)
-    lived(where)
+    table_with_history(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     commit(target, Upsert(rows(table, (1, 50), 5, "u", n=5)))
@@ -483,7 +486,7 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         and not again.load_log().version < 5
     )
     assert not again.alter(TABLE, {"ddl": 3}, FENCE)
-    further = replace(table, columns=(*table.columns, nullable("m", "int")))
+    further = table.replace(columns=(*table.columns, nullable("m", "int")))
     assert where.table(further).alter(table, {"ddl": 4}, FENCE)
     assert values(where.table(further), further)[1] == [5, 1, None, "DE", datetime(2026, 1, 31), None, None]
 
@@ -492,7 +495,7 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_that_others_have_written(tmp_path: Path, merge: str) -> None:
     """Before the columns came, and after it with them and without."""
     where, table = sink(tmp_path, merge), more(TABLE)
-    old = lived(where)
+    old = table_with_history(where)
     folder = old.storage.location()
     write_deltalake(folder, rows(TABLE, (60, 61), 1, "r"), mode="append")
     target = where.table(table)
@@ -512,7 +515,7 @@ def test_files_that_others_have_written(tmp_path: Path, merge: str) -> None:
 def test_changes_of_the_definition_before(tmp_path: Path) -> None:
     """They are no older file: what they lack would be lost."""
     where, table = sink(tmp_path), more(TABLE)
-    lived(where)
+    table_with_history(where)
     writer = where.change_staging().open_writer(TABLE, "epoch-1/one")
     writer.add(rows(TABLE, (1,), 5, "u").to_batches()[0])
     writer.close()
@@ -525,7 +528,7 @@ def test_changes_of_the_definition_before(tmp_path: Path) -> None:
 def test_a_file_without_what_no_row_is_without(tmp_path: Path, missing: str) -> None:
     """Neither the key nor what the project adds is ever new: such a file is no older one."""
     where, table = sink(tmp_path), more(TABLE)
-    lived(where)
+    table_with_history(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     part = rows(table, (70,), 1).drop_columns([missing])
@@ -542,7 +545,7 @@ def test_a_file_without_what_no_row_is_without(tmp_path: Path, missing: str) -> 
 def test_deleted_rows_that_stay(tmp_path: Path) -> None:
     """Rows from before are written again when they are marked."""
     where, table = sink(tmp_path, soft=True), more(TABLE)
-    lived(where)
+    table_with_history(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     commit(target, Upsert(rows(table, (50,), 5, n=5)))
@@ -559,7 +562,7 @@ def test_the_feed(tmp_path: Path, merge: str) -> None:
     """A row from before that is updated has nothing in the new columns, and then has."""
     where = sink(tmp_path, merge, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"}))
     table = more(TABLE)
-    lived(where)
+    table_with_history(where)
     target = where.table(table)
     assert target.alter(TABLE, {"ddl": 3}, FENCE)
     assert not [action for action in newest(target) if "cdc" in action or "add" in action or "remove" in action]

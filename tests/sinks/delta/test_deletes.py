@@ -63,7 +63,7 @@ def table(request: pytest.FixtureRequest) -> TableSchema:
     return found
 
 
-def made(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
+def create_table(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
     target = sink.table(table)
     target.create("p")
     return target
@@ -112,7 +112,7 @@ def dead(value: str | None, seq: int) -> tuple[Any, ...]:
 
 def test_a_deleted_row_stays_and_is_marked(opened: Open, table: TableSchema) -> None:
     """With its last values, and the time of the delete."""
-    target = made(opened("soft"), table)
+    target = create_table(opened("soft"), table)
     upsert(target, (1, "a", 1, "c"), (2, "b", 1, "c"))
     upsert(target, (1, "a", 3, "d"))
     assert held(target) == {1: dead("a", 3), 2: alive("b", 1)} and living(target) == {2: "b"}
@@ -125,7 +125,7 @@ def test_a_deleted_row_stays_and_is_marked(opened: Open, table: TableSchema) -> 
 def test_a_delete_is_written_once(opened: Open, table: TableSchema) -> None:
     """By the task that decoded it; also of a row that the copy did not have, however batches are cut."""
     sink = opened("soft")
-    target = made(sink, table)
+    target = create_table(sink, table)
     staged(sink, target, "epoch-1/a", (1, "a", 1, "c"), (2, "b", 1, "c"), (3, "c", 2, "c"), table=table)
     staged(
         sink, target, "epoch-1/b", (1, "a", 3, "d"), (4, "d", 3, "c"), (4, "d", 4, "d"), (2, "x", 5, "u"), table=table
@@ -140,7 +140,7 @@ def test_a_delete_is_written_once(opened: Open, table: TableSchema) -> None:
 
 
 def test_rows_of_the_snapshot_are_not_deleted(opened: Open) -> None:
-    target = made(opened("soft"))
+    target = create_table(opened("soft"))
     file = target.stage("1/0/1/slice", [rows((1, "a", 1, "r"))])
     assert pa.concat_tables(target.read_staged(file)) == rows((1, "a", 1, "r"))
     do(target, PublishSlices([file]))
@@ -149,7 +149,7 @@ def test_rows_of_the_snapshot_are_not_deleted(opened: Open) -> None:
 
 def test_truncated_rows_are_marked(opened: Open) -> None:
     """Those that were deleted before keep their own time, and rows that are newer are none of its business."""
-    target = made(opened("soft"))
+    target = create_table(opened("soft"))
     do(
         target,
         PublishSlices([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"))])]),
@@ -163,7 +163,7 @@ def test_truncated_rows_are_marked(opened: Open) -> None:
 
 def test_a_group_that_is_read_again_keeps_them(opened: Open, table: TableSchema) -> None:
     """Rows that the source has are replaced, marked ones stay, and what nobody has told of is marked now."""
-    target, began = made(opened("soft"), table), time.time()
+    target, began = create_table(opened("soft"), table), time.time()
     first = rows((1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"), (4, "d", 1, "r"))
     do(target, PublishSlices([target.stage("1/0/1/slice", [first])]))
     do(target, PublishSlices([target.stage("1/1/1/slice", [rows((70, "other", 1, "r"))])]))
@@ -189,7 +189,7 @@ def test_a_group_that_is_read_again_keeps_them(opened: Open, table: TableSchema)
 
 def test_compaction_keeps_them(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = opened("soft")
-    target = made(sink)
+    target = create_table(sink)
     monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     for n in range(3):
@@ -207,7 +207,7 @@ def test_compaction_keeps_them(opened: Open, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_deleted_row_stays_as_it_is(opened: Open, table: TableSchema) -> None:
     """With all that changed it before: a delete takes no other change's place, in one batch or in two."""
     sink = opened("ignore")
-    target = made(sink, table)
+    target = create_table(sink, table)
     staged(
         sink, target, "epoch-1/a", (1, "a", 1, "c"), (2, "b", 1, "c"), (3, "c", 1, "c"), (3, "c", 2, "d"), table=table
     )
@@ -218,13 +218,13 @@ def test_a_deleted_row_stays_as_it_is(opened: Open, table: TableSchema) -> None:
 
 
 def test_truncated_rows_stay(opened: Open) -> None:
-    target = made(opened("ignore"))
+    target = create_table(opened("ignore"))
     upsert(target, (1, "a", 1, "c"))
     assert not do(target, Truncate(5, 5_000_000)) and living(target) == {1: "a"}
 
 
 def test_a_group_that_is_read_again_loses_nothing(opened: Open, table: TableSchema) -> None:
-    target = made(opened("ignore"), table)
+    target = create_table(opened("ignore"), table)
     do(target, PublishSlices([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"))])]))
     upsert(target, (3, "c", 2, "c"), (4, "d", 2, "c"))
     again = target.stage("1/0/2/slice", [rows((1, "A", 8, "r"), (3, "C", 8, "r"))])
@@ -238,7 +238,7 @@ def test_a_group_that_is_read_again_and_is_empty(tmp_path: Path, how: str) -> No
     sink = DeltaSink(
         str(tmp_path), "p", deletes=DeletePolicy(**{how: ("shop..*",)}), partition_by=(("shop..*", (("k", None),)),)
     )
-    target = made(sink, NAMED)
+    target = create_table(sink, NAMED)
     do(target, PublishSlices([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"))])]))
     empty = target.stage("1/0/2/slice", [rows()])
     do(target, OverwriteRange([empty], (1, 0), lambda keys: pa.repeat(True, keys.num_rows)))
@@ -252,7 +252,7 @@ def test_a_group_that_is_read_again_and_is_empty(tmp_path: Path, how: str) -> No
     ("before", "after"), [("hard", "soft"), ("hard", "ignore"), ("soft", "ignore"), ("soft", "hard")]
 )
 def test_it_cannot_be_changed_later(opened: Open, before: str, after: str) -> None:
-    upsert(made(opened(before)), (1, "a", 1, "c"))
+    upsert(create_table(opened(before)), (1, "a", 1, "c"))
     target = opened(after).table(TABLE)
     for attempt in (target.load_log, target.read, target.markers, lambda: upsert(target, (1, "a", 2, "c"))):
         with pytest.raises(NotReadyError, match=f"was created with sink.deletes {before}, which is {after} now"):

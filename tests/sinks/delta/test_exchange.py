@@ -29,7 +29,7 @@ from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Change, Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
-from tests.sinks.conformance import nullable, preceded
+from tests.sinks.conformance import nullable, preceded_by
 from tests.support.spark_delta import spark_delta
 
 ID = Column("id", "bigint", "bigint", nullable=False)
@@ -40,14 +40,14 @@ TABLE = TableSchema("shop", "t", (ID, N, PLACE, MADE), ("id",))
 #: What it becomes.
 DEFINITIONS = {
     "same": TABLE,
-    "dropped": replace(TABLE, columns=(ID, PLACE, MADE)),
-    "renamed": replace(TABLE, columns=(ID, replace(N, name="m"), PLACE, MADE)),
-    "retyped": replace(TABLE, columns=(replace(ID, data_type="int", column_type="int"), TEXT, PLACE, MADE)),
-    "added": replace(TABLE, columns=(AT, ID, M, N, PLACE, MADE)),
-    "all": replace(TABLE, columns=(MADE, AT, replace(TEXT, name="id", nullable=False), M, PLACE)),
-    "composite": replace(TABLE, key=("pl.ace", "id")),
-    "another key": replace(TABLE, key=("n",)),
-    "no key": replace(TABLE, key=()),
+    "dropped": TABLE.replace(columns=(ID, PLACE, MADE)),
+    "renamed": TABLE.replace(columns=(ID, N.replace(name="m"), PLACE, MADE)),
+    "retyped": TABLE.replace(columns=(ID.replace(data_type="int", column_type="int"), TEXT, PLACE, MADE)),
+    "added": TABLE.replace(columns=(AT, ID, M, N, PLACE, MADE)),
+    "all": TABLE.replace(columns=(MADE, AT, TEXT.replace(name="id", nullable=False), M, PLACE)),
+    "composite": TABLE.replace(key=("pl.ace", "id")),
+    "another key": TABLE.replace(key=("n",)),
+    "no key": TABLE.replace(key=()),
 }
 FENCE, FENCE_2 = Fence("epoch", 1), Fence("another", 2)
 MERGES = ["deletion_vectors", "copy_on_write"]
@@ -99,7 +99,7 @@ def merge_in(target: DeltaSinkTable, table: TableSchema, rows: Sequence[Row], be
     commit(target, MultisetChange(net_change(of(table, [*gone, *added]), table.arrow_schema.names)))
 
 
-def lived(where: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
+def table_with_history(where: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
     """A table with rows of the snapshot, and of two batches that hit them."""
     target = where.table(table)
     target.create("p")
@@ -146,7 +146,7 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
     """It has the new rows and columns, goes on with them by the new key, and may be exchanged again."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
     where, table = sink(tmp_path, merge, parts=parts), DEFINITIONS[what]
-    old = lived(where)
+    old = table_with_history(where)
     before, files = old.load_log().metadata, dict(old.load_log().files)
     version = old.load_log().version
     target = where.table(table)
@@ -215,7 +215,7 @@ def test_whatever_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
 def test_it_stands_once(tmp_path: Path) -> None:
     """All markers: then nothing is looked at, though the slices are part of the table and have been hit since."""
     where, table = sink(tmp_path), DEFINITIONS["all"]
-    lived(where)
+    table_with_history(where)
     target = where.table(table)
     slices = [staged(target, table, range(5))]
     assert target.overwrite(slices, {"anew": 3, "other": 1}, FENCE)
@@ -234,7 +234,7 @@ def test_it_stands_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["gone", "cut off"])
 def test_slices_that_are_not_whole(tmp_path: Path, parts: bool, damage: str) -> None:
     where, table = sink(tmp_path, parts=parts), DEFINITIONS["added"]
-    old = lived(where)
+    old = table_with_history(where)
     held, version = plain(old.read()[0], TABLE), old.load_log().version
     target = where.table(table)
     slices = [staged(target, table, range(5)), staged(target, table, (6, 7), place="2/1")]
@@ -253,7 +253,7 @@ def test_slices_that_are_not_whole(tmp_path: Path, parts: bool, damage: str) -> 
 
 def test_who_was_overtaken(tmp_path: Path) -> None:
     where, table = sink(tmp_path), DEFINITIONS["dropped"]
-    old = lived(where)
+    old = table_with_history(where)
     target = where.table(table)
     slices = [staged(target, table, range(5))]
     old.raise_fence(Fence("epoch", 2))
@@ -268,7 +268,7 @@ def test_who_was_overtaken(tmp_path: Path) -> None:
 def test_the_object_of_the_definition_before(tmp_path: Path) -> None:
     """It writes no file of rows; what is not about rows is for all."""
     where, table = sink(tmp_path), DEFINITIONS["another key"]  # whose columns are the same
-    old, looked = lived(where), where.table(TABLE)
+    old, looked = table_with_history(where), where.table(TABLE)
     looked.markers()
     target = where.table(table)
     assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
@@ -287,7 +287,7 @@ def test_the_object_of_the_definition_before(tmp_path: Path) -> None:
 
 def test_a_key_that_was_exchanged_goes_with_a_new_snapshot(tmp_path: Path) -> None:
     where, table = sink(tmp_path), DEFINITIONS["another key"]
-    lived(where)
+    table_with_history(where)
     target = where.table(table)
     assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
     again = where.table(TABLE)
@@ -302,7 +302,7 @@ def test_a_compaction_from_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """It does not stand, whoever commits it, and leaves nothing."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
     where, table = sink(tmp_path), DEFINITIONS[what]
-    old = lived(where)
+    old = table_with_history(where)
     work = old.plan_compactions(purge=True)
     done = [(c, c.run()) for c in work] if run == "before" else []
     target = where.table(table)
@@ -343,7 +343,7 @@ def test_others_write_meanwhile(
 ) -> None:
     """Right before it: it is decided again, and what they have written goes as well."""
     where, table = sink(tmp_path, MERGES[1]), DEFINITIONS["all"]
-    old = lived(where)
+    old = table_with_history(where)
     commit(old, PublishSlices([staged(old, TABLE, (50, 51), 1, "1/1"), staged(old, TABLE, (52,), 1, "1/2")]))
     target = where.table(table)
     slices = [staged(target, table, range(5))]
@@ -354,7 +354,7 @@ def test_others_write_meanwhile(
         monkeypatch.setattr(LocalStorage, "write_once", real)
         other(old)
 
-    monkeypatch.setattr(LocalStorage, "write_once", preceded(real, work))
+    monkeypatch.setattr(LocalStorage, "write_once", preceded_by(real, work))
     assert target.overwrite(slices, {"anew": 2}, FENCE)
     assert target.load_log().version == version + 2
     check(target, table, [row(table, k, 5) for k in range(5)])
@@ -366,7 +366,7 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str
     """Of the table before, and of the one behind it."""
     monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 3)
     where, table = sink(tmp_path, merge, parts=True), DEFINITIONS["retyped"]
-    lived(where).clean_up()
+    table_with_history(where).clean_up()
     target = where.table(table)
     assert target.load_log().checkpoint_version is not None
     assert target.overwrite([staged(target, table, range(10))], {"anew": 2}, FENCE)
@@ -390,7 +390,7 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str
 def test_old_files_go_in_time(tmp_path: Path) -> None:
     """Those of readers that are at work stay for as long as ever."""
     where = sink(tmp_path)
-    old = lived(where)
+    old = table_with_history(where)
     before = present(old)
     target = where.table(DEFINITIONS["all"])
     file = staged(target, DEFINITIONS["all"], range(5))
@@ -404,7 +404,7 @@ def test_old_files_go_in_time(tmp_path: Path) -> None:
 def test_deleted_rows_that_stay(tmp_path: Path) -> None:
     """Those that are marked go as well; later ones are marked."""
     where, table = sink(tmp_path, soft=True), DEFINITIONS["added"]
-    assert len(lived(where).read_with_soft_deleted()) == 21
+    assert len(table_with_history(where).read_with_soft_deleted()) == 21
     target = where.table(table)
     assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
     assert target.read_with_soft_deleted()["_cdc_deleted"].to_pylist() == [False] * 5
@@ -420,8 +420,8 @@ def test_deleted_rows_that_stay(tmp_path: Path) -> None:
 def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> None:
     """What the table has is kept beside it."""
     where = sink(tmp_path, merge, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"} if feed else {}))
-    plainer = replace(TABLE, columns=(ID, N, PLACE))
-    before = lived(where, plainer).load_log().protocol
+    plainer = TABLE.replace(columns=(ID, N, PLACE))
+    before = table_with_history(where, plainer).load_log().protocol
     assert "timestampNtz" not in before.get("readerFeatures", ())
     target = where.table(TABLE)
     assert target.overwrite([staged(target, TABLE, range(5))], {"anew": 2}, FENCE)
@@ -435,7 +435,7 @@ def test_columns_may_need_a_feature(tmp_path: Path, merge: str, feed: bool) -> N
 @pytest.mark.parametrize("back", [False, True])
 def test_how_a_partition_follows_from_a_date(tmp_path: Path, back: bool) -> None:
     """It is told for a DATE alone: the feature comes with the column, and what was told goes with it."""
-    dated = replace(TABLE, columns=(ID, N, PLACE, nullable("made", "date")))
+    dated = TABLE.replace(columns=(ID, N, PLACE, nullable("made", "date")))
     one, other = (dated, TABLE) if back else (TABLE, dated)
     where, values = sink(tmp_path, parts=True), {"made": date(2026, 1, 1)}
     old = where.table(one)
@@ -454,12 +454,12 @@ def test_how_a_partition_follows_from_a_date(tmp_path: Path, back: bool) -> None
 def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
     """Of those that stay as they are. What this project tells is renewed."""
     where = sink(tmp_path)
-    log = lived(where, replace(TABLE, comments=(("n", "ours"),))).load_log()
+    log = table_with_history(where, TABLE.replace(comments=(("n", "ours"),))).load_log()
     schema = json.loads(log.metadata["schemaString"])
     for column in schema["fields"]:
         column["metadata"] |= {"theirs": "x", "comment": "theirs", "airflow-cdc.old": "y"}
     assert log.commit([{"metaData": {**log.metadata, "schemaString": json.dumps(schema)}}], "CHANGE COLUMN")
-    table = replace(TABLE, columns=(ID, TEXT, M, MADE), comments=(("made", "ours"),))
+    table = TABLE.replace(columns=(ID, TEXT, M, MADE), comments=(("made", "ours"),))
     target = where.table(table)
     assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
     told = {c["name"]: c["metadata"] for c in json.loads(target.load_log().metadata["schemaString"])["fields"]}
@@ -477,8 +477,8 @@ def test_what_others_have_told_of_a_column_stays(tmp_path: Path) -> None:
 )
 def test_columns_that_nobody_could_read(tmp_path: Path, column: Column, said: str) -> None:
     where = sink(tmp_path, parts=True, table_properties=TableProperties.parse({CHANGE_DATA_FEED: "true"}))
-    held = plain(lived(where).read()[0], TABLE)
-    table = replace(TABLE, columns=(*TABLE.columns, column))
+    held = plain(table_with_history(where).read()[0], TABLE)
+    table = TABLE.replace(columns=(*TABLE.columns, column))
     good = where.table(TABLE)  # the sink itself may refuse the other one
     target = DeltaSinkTable(good.storage, table.sink_schema, table.key, table.integer_key_column, good.options)
     with pytest.raises(TerminalError, match=said):
@@ -490,7 +490,7 @@ def test_a_table_that_is_not_there_or_another_one(tmp_path: Path) -> None:
     where = sink(tmp_path / "a")
     with pytest.raises(TerminalError, match="is missing"):
         where.table(TABLE).overwrite([], {"anew": 2}, FENCE)
-    lived(where)
+    table_with_history(where)
     with pytest.raises(TerminalError, match="is partitioned by"):
         sink(tmp_path / "a", parts=True).table(TABLE).overwrite([], {"anew": 2}, FENCE)
     target = where.table(DEFINITIONS["added"])
@@ -517,7 +517,7 @@ def said(rows: Iterable[Row], version: int, kind: str) -> Counter[tuple[Any, ...
 def fed(where: DeltaSink, what: str) -> tuple[DeltaSinkTable, int, Counter[tuple[Any, ...]]]:
     """A table that was exchanged, and what its feed has to say from that version on."""
     table = DEFINITIONS[what]
-    before = lived(where).read()[0].to_pylist()
+    before = table_with_history(where).read()[0].to_pylist()
     target = where.table(table)
     assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
     version, actions = target.load_log().version, newest(target)
@@ -555,7 +555,7 @@ def test_the_feed_as_spark_reads_it(tmp_path: Path) -> None:
                 assert Counter(map(tuple, found)) == expected
             for what in ("retyped", "all", "no key"):
                 where, table = sink(tmp_path / merge / what, merge, parts=True), DEFINITIONS[what]
-                lived(where)
+                table_with_history(where)
                 target = where.table(table)
                 assert target.overwrite([staged(target, table, range(5))], {"anew": 2}, FENCE)
                 found = run.arrow(f"SELECT * FROM delta.`{target.storage.location()}`")
@@ -566,7 +566,7 @@ def test_the_feed_as_spark_reads_it(tmp_path: Path) -> None:
 def test_files_of_rows_that_stay(tmp_path: Path, what: str) -> None:
     """They are left alone where all of their rows stay as they are, and written again without a column that is gone."""
     where, table = sink(tmp_path, soft=True), DEFINITIONS[what]
-    old = lived(where)  # 4 and 30 are marked, in a file of their own
+    old = table_with_history(where)  # 4 and 30 are marked, in a file of their own
     (marked,) = [path for path, file in old.load_log().files.items() if (file.bounds(SEQ_COLUMN) or (0,))[0] == 3]
     target, keys = where.table(table), (*range(4), *range(5, 10))
     assert target.overwrite([staged(target, table, keys)], {"anew": 2}, FENCE, keep_deleted_to=5)
@@ -594,7 +594,7 @@ def test_rows_that_stay_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(KeyIndex, "merge_and_spill", settle)
     where = replace(sink(tmp_path, soft=True), index_bytes=1 << 12)
-    lived(where)
+    table_with_history(where)
     target = where.table(TABLE)
     slices = [staged(target, TABLE, range(1000 * n, 1000 * n + 1000), place=f"2/{n}") for n in range(5)]
     assert target.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
@@ -605,18 +605,20 @@ def test_rows_that_stay_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_files_for_an_exchange_that_does_not_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written for it goes, and it is decided again."""
     where = sink(tmp_path, soft=True)
-    old = lived(where)
+    old = table_with_history(where)
     target = where.table(TABLE)
     slices, before = [staged(target, TABLE, range(10))], present(target)
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "write_once", preceded(LocalStorage.write_once, lambda: old.raise_fence(FENCE_2)))
+        patch.setattr(
+            LocalStorage, "write_once", preceded_by(LocalStorage.write_once, lambda: old.raise_fence(FENCE_2))
+        )
         assert target.overwrite(slices, {"anew": 2}, FENCE, keep_deleted_to=5)
     written = present(target) - before
     assert written and written <= {*target.load_log().files}
 
 
 def test_a_new_snapshot_does_not_remove_rows_that_stay(tmp_path: Path) -> None:
-    lived(sink(tmp_path, soft=True))
+    table_with_history(sink(tmp_path, soft=True))
     again = sink(tmp_path, soft=True).table(TABLE)
     with pytest.raises(TerminalError, match=r"rows that the source may have deleted \(sink.deletes\)"):
         again.reset("p", Fence("generation", 2), [])
@@ -625,7 +627,7 @@ def test_a_new_snapshot_does_not_remove_rows_that_stay(tmp_path: Path) -> None:
 def test_which_rows_stay(tmp_path: Path) -> None:
     """Those whose keys the slices do not have, all marked, and none from behind the place of the slices."""
     where = sink(tmp_path, soft=True)
-    old = lived(where)  # 4 and 30 are marked
+    old = table_with_history(where)  # 4 and 30 are marked
     merge_in(old, TABLE, [row(TABLE, 50, 8, "c"), row(TABLE, 1, 8, "u")])
     target = where.table(TABLE)
     assert target.overwrite([staged(target, TABLE, (2, 4, 40))], {"anew": 2}, FENCE, keep_deleted_to=5)

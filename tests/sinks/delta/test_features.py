@@ -32,7 +32,7 @@ from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta import test_definition_changes as altering
 from tests.sinks.delta.test_log import fresh
-from tests.sinks.delta.test_table import SCHEMA, add, folder_of, made, opened, rows, upsert
+from tests.sinks.delta.test_table import SCHEMA, add, create_table, folder_of, opened, rows, upsert
 
 BASIC = ["appendOnly", "invariants"]
 OTHERS = ["clustering", "domainMetadata", "rowTracking"]
@@ -93,7 +93,7 @@ def given(target: DeltaSinkTable, *features: str, reader: bool = False, **proper
 
 
 def test_a_table_that_is_begun_again_keeps_the_features_of_others(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     given(target, *OTHERS)
     schema = pa.schema([*SCHEMA, ("at", pa.timestamp("us"))])
     again = DeltaSinkTable(target.storage, schema, ["id"], "id")
@@ -157,7 +157,7 @@ def test_rows_get_ids_where_row_tracking_is_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vectors: bool
 ) -> None:
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    target = made(tmp_path, vectors=vectors)
+    target = create_table(tmp_path, vectors=vectors)
     given(target, "rowTracking", "domainMetadata", enableRowTracking="false")
     add(target, "a", rows(*((n, "x", 1, "r") for n in range(20))))
     used = row_ids(target.load_log())
@@ -184,10 +184,10 @@ def test_rows_get_ids_where_row_tracking_is_supported(
 
 
 def test_no_row_gets_an_id_otherwise(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     given(target, "rowTracking", "domainMetadata", rowTrackingSuspended="true")
     add(target, "a", rows((1, "x", 1, "r")))
-    add(made(tmp_path / "plain"), "a", rows((1, "x", 1, "r")))
+    add(create_table(tmp_path / "plain"), "a", rows((1, "x", 1, "r")))
     for found in (target, opened(tmp_path / "plain")):
         assert (
             not any("baseRowId" in file.action for file in found.load_log().files.values())
@@ -208,7 +208,7 @@ def clustered(target: DeltaSinkTable, *columns: str) -> None:
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_files_have_statistics_of_the_columns_that_a_table_is_clustered_by(tmp_path: Path, vectors: bool) -> None:
-    target = made(tmp_path, vectors=vectors)
+    target = create_table(tmp_path, vectors=vectors)
     add(target, "older", rows((50, "before", 1, "r"), (51, "before", 1, "r")))
     clustered(target, "v.w", "id")
     add(target, "a", rows((1, "b", 1, "r"), (2, "c", 1, "r")))
@@ -278,7 +278,7 @@ def test_a_column_that_goes_is_no_longer_what_a_table_is_clustered_by(tmp_path: 
 
 def test_commits_before_a_feature_was_taken_out_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 1)
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for n in range(4):
         add(target, f"{n}", rows((n, "x", 1, "r")))
     target.clean_up()  # with a checkpoint, before which nothing is needed

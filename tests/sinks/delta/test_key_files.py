@@ -17,7 +17,7 @@ from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import read_row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
-from tests.sinks.delta.test_table import FENCE, SCHEMA, held, made, opened, rows, upsert
+from tests.sinks.delta.test_table import FENCE, SCHEMA, create_table, held, opened, rows, upsert
 
 #: Room for everything.
 ROOM = 1 << 30
@@ -42,7 +42,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def in_files(folder: Path, count: int, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaSinkTable:
     """A table with so many files of the snapshot, each with ten rows; opened anew."""
-    target = made(folder, **options)
+    target = create_table(folder, **options)
     files = [
         write_file(
             target.storage,

@@ -22,11 +22,11 @@ from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.maintenance import check_live_files
+from airflow_provider_cdc.sinks.delta.maintenance import cross_check_live_files
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
-from tests.sinks.delta.test_table import add, folder_of, made, opened, rows, upsert
+from tests.sinks.delta.test_table import add, create_table, folder_of, opened, rows, upsert
 from tests.support.v2_checkpoints import as_v2
 
 
@@ -56,7 +56,7 @@ def fresh(storage: Storage) -> DeltaLog:
 
 def changed(folder: Path, commits: int = 12) -> DeltaLog:
     """A table with vectors, and with files and vectors that are removed."""
-    target = made(folder)
+    target = create_table(folder)
     add(target, "a b%c=d", rows(*((n, "x", 1, "r") for n in range(20))), {"m": 7})
     for n in range(commits):
         upsert(target, (n % 10, "y", n + 2, "u"), (100 + n, "z", n + 2, "c"))
@@ -125,19 +125,19 @@ def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None
     target = opened(tmp_path)
     upsert(target, (1, "later", 99, "u"))
     assert state(fresh(log.storage)) == state(target.load_log()) and target.load_log().version == log.version + 1
-    check_live_files(target.load_log())
+    cross_check_live_files(target.load_log())
 
 
 def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so with an OSError, in a tree of lines, with colours: worth a retry, in one line."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
 
     def fails(*_: object, **__: object) -> None:
         raise OSError("Kernel error -> Generic S3 error\n  \x1b[31m\u21b3\x1b[0m Error performing GET http://x/t")
 
     monkeypatch.setattr(maintenance, "DeltaTable", fails)
     with pytest.raises(TransientError, match="Generic S3 error Error performing GET http://x/t"):
-        check_live_files(target.load_log())
+        cross_check_live_files(target.load_log())
     with pytest.raises(TransientError, match="no checkpoint of .* could be written: .*Generic S3 error"):
         maintenance.write_checkpoint_if_due(target.load_log(), commits=0)
 
@@ -145,7 +145,7 @@ def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monke
 def test_a_file_with_several_tombstones(tmp_path: Path) -> None:
     """It has one for each of its vectors, and a checkpoint has them in any order. What they say of the time is that of
     another host: the checkpoint says nothing but that all of it was removed before."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "a", 1, "r")))
     for key in (1, 2):
         upsert(target, (key, "b", 2, "u"))
@@ -167,7 +167,7 @@ def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_FORGET_EVERY", 5)
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     log = target.load_log()
     begun = time.monotonic()
@@ -183,8 +183,8 @@ def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
 def test_what_was_removed_is_forgotten_beside_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever versions are the other one's."""
     monkeypatch.setattr(module, "_FORGET_EVERY", 5)
-    monkeypatch.setattr(DeltaLog, "newest_version_older_than", lambda *_: 0)
-    target, other = made(tmp_path), opened(tmp_path)
+    monkeypatch.setattr(DeltaLog, "newest_version_seen_before", lambda *_: 0)
+    target, other = create_table(tmp_path), opened(tmp_path)
     log = target.load_log()
     log.tombstones["of yesterday"] = 0
     while log.version < 12:
@@ -256,7 +256,7 @@ def test_a_log_that_was_cleaned_up_behind_an_old_version(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("left", [b"", b"\n\n", b'{"commitInfo":{"ti', b"[]\n", b"\0" * 300])
 def test_a_commit_that_is_damaged(tmp_path: Path, left: bytes) -> None:
     """As a host leaves it that lost power, whatever its file system promised; nobody commits after it either."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     log = target.load_log()
     late = opened(tmp_path)
     late.load_log()
@@ -271,7 +271,7 @@ def test_a_commit_that_is_damaged(tmp_path: Path, left: bytes) -> None:
 
 def test_a_log_whose_commits_stay_for_a_moment_only(tmp_path: Path) -> None:
     """A look at it that is seconds old may be older than that: a commit into the gap would be lost, unseen."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     log = target.load_log()
     wanted = {**log.configuration, "delta.logRetentionDuration": "interval 0 seconds"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")

@@ -14,7 +14,7 @@ from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta import maintenance as module
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
-from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
+from tests.sinks.delta.test_table import add, create_table, folder_of, held, opened, rows, upsert
 
 HOUR = 3600.0
 #: For which files of a table stay.
@@ -48,7 +48,7 @@ def configure(log: DeltaLog, **properties: str | None) -> None:
 
 
 def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows(*((n, "a", 1, "r") for n in range(10))))
     for n in range(4):
         upsert(target, (n, "b", n + 2, "u"))
@@ -68,7 +68,7 @@ def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path) -> None:
 
 def test_a_fresh_log_knows_what_was_removed(tmp_path: Path) -> None:
     """Also from a checkpoint, which does not say by which version."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     folder = folder_of(target)
     for n in range(4):
         upsert(target, (0, "b", n + 2, "u"))
@@ -91,7 +91,7 @@ def test_the_clock_of_another_host_decides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: float, checkpoint: bool
 ) -> None:
     """Neither that of a writer, nor that of whoever deletes old files: only that of the storage counts."""
-    target, now = made(tmp_path), time.time()
+    target, now = create_table(tmp_path), time.time()
     folder = folder_of(target)
     with monkeypatch.context() as other:
         other.setattr(time, "time", lambda: now + clock)
@@ -115,7 +115,7 @@ def test_the_clock_of_another_host_decides_nothing(
 @pytest.mark.parametrize(("said", "hours"), [("interval 30 days", 720.0), ("interval 60 seconds", 1.0), (None, 168.0)])
 def test_files_are_kept_for_as_long_as_the_table_says(tmp_path: Path, said: str | None, hours: float) -> None:
     """An owner who has set it wants to read old versions, or has cloned the table. And never below an hour."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     folder = folder_of(target)
     upsert(target, (0, "b", 2, "u"))
     configure(target.load_log(), delta_deletedFileRetentionDuration=said)
@@ -132,7 +132,7 @@ def test_files_are_kept_for_as_long_as_the_table_says(tmp_path: Path, said: str 
 
 def test_what_the_log_does_not_reach_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are to stay for longer than commits do: a process that has run for so long knows when they went."""
-    target, begun = made(tmp_path), time.monotonic()
+    target, begun = create_table(tmp_path), time.monotonic()
     folder = folder_of(target)
     upsert(target, (0, "b", 2, "u"))
     configure(target.load_log(), delta_deletedFileRetentionDuration="interval 30 days")
@@ -145,7 +145,7 @@ def test_what_the_log_does_not_reach_back_to(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_somebody_has_left_goes_after_two_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     upsert(target, (0, "b", 2, "u"))
     folder = folder_of(target)
     left = {"changes/epoch-1/a.parquet", "_dv/deletion_vector_x.bin", "part-0.parquet"}
@@ -162,7 +162,7 @@ def test_what_somebody_has_left_goes_after_two_days(tmp_path: Path, monkeypatch:
 
 def test_a_file_that_only_the_newest_commit_knows(tmp_path: Path) -> None:
     """It was written long before it was committed."""
-    target, other = made(tmp_path), opened(tmp_path)
+    target, other = create_table(tmp_path), opened(tmp_path)
     other.load_log()
     upsert(target, (0, "b", 2, "u"))
     for path in folder_of(target).glob("part-*"):
@@ -172,7 +172,7 @@ def test_a_file_that_only_the_newest_commit_knows(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_deleted_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     upsert(target, (0, "b", 2, "u"))
     upsert(target, (0, "b", 3, "u"))
     log = target.load_log()
@@ -192,7 +192,7 @@ def test_what_cannot_be_deleted_now(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_checkpoint_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHECKPOINT_INTERVAL", 5)
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     folder = folder_of(target) / "_delta_log"
     for n in range(12):
         upsert(target, (n, "b", n + 2, "c"))
@@ -207,7 +207,7 @@ def test_a_checkpoint_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_compaction_writes_the_checkpoint_that_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old files are looked for every ten minutes only: by then readers would have hundreds of commits to read."""
     monkeypatch.setattr(module, "_CHECKPOINT_INTERVAL", 5)
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for n in range(compaction.FANOUT):
         upsert(target, (n, "b", n + 2, "c"))
     folder = folder_of(target) / "_delta_log"
@@ -219,7 +219,7 @@ def test_a_compaction_writes_the_checkpoint_that_is_due(tmp_path: Path, monkeypa
 
 def test_old_parts_of_the_log_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHECKPOINT_INTERVAL", 5)
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     folder = folder_of(target) / "_delta_log"
     for n in range(5):
         upsert(target, (n, "b", n + 2, "c"))

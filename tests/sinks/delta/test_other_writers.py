@@ -22,7 +22,7 @@ from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Upsert
 from tests.sinks.conformance import nullable
 from tests.sinks.delta import test_definition_changes as altering
-from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
+from tests.sinks.delta.test_table import add, create_table, folder_of, held, opened, rows, upsert
 from tests.support.generated import held_by
 from tests.support.spark_delta import SparkDelta, spark_delta
 
@@ -186,7 +186,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """A table whose index is warm, and has dropped rows that are dead."""
     monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     monkeypatch.setattr(compaction, "FANOUT", 2)
-    found = made(tmp_path, vectors=request.param == "deletion_vectors")
+    found = create_table(tmp_path, vectors=request.param == "deletion_vectors")
     for at in (0, 100):
         add(found, f"s{at}", rows(*((key, "r", 1, "r") for key in range(at, at + 100))))
     for seq in range(2, 8):

@@ -57,7 +57,7 @@ def sink_at(folder: Path, by: Parts = BY, *, vectors: bool = True) -> DeltaSink:
     return DeltaSink(str(folder), "p", () if vectors else (".*[.].*",), partition_by=((".*[.].*", by),))
 
 
-def made(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
+def create_table(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:
     target = sink.table(table)
     target.create("p")
     return target
@@ -140,7 +140,7 @@ def read_by_all(target: DeltaSinkTable, names: Sequence[str]) -> list[tuple[Any,
 
 
 def test_columns_of_partitions_are_in_no_file(tmp_path: Path) -> None:
-    target = made(sink_at(tmp_path))
+    target = create_table(sink_at(tmp_path))
     upsert(target, (1, "DE", JANUARY, 1, 1, "c"), (2, "DE", MARCH, 2, 1, "c"), (3, None, None, 3, 1, "c"))
     assert partitions_of(target) == {("DE", "2024-01"), ("DE", "2024-03"), (None, None)}
     for file in target.load_log().files.values():
@@ -166,7 +166,7 @@ ODD = (
 
 def test_text_of_any_kind(tmp_path: Path) -> None:
     """Also what means something in a path, or in the address of a file."""
-    target = made(sink_at(tmp_path, (("country", None),)))
+    target = create_table(sink_at(tmp_path, (("country", None),)))
     upsert(target, *((n, text, None, n, 1, "c") for n, text in enumerate(ODD)), (99, None, None, 99, 1, "c"))
     expected = sorted([*((n, text, n) for n, text in enumerate(ODD)), (99, None, 99)], key=repr)
     assert read_by_all(target, ["id", "country", "v"]) == expected
@@ -186,7 +186,7 @@ def test_text_of_any_kind(tmp_path: Path) -> None:
 def test_text_that_readers_would_take_for_something_else(tmp_path: Path, text: str, what: str, how: str) -> None:
     """It stops; nothing is left behind."""
     sink = sink_at(tmp_path, (("country", None),))
-    target = made(sink)
+    target = create_table(sink)
     row: Row = (1, text, None, 1, 1, "c")
     with pytest.raises(TerminalError, match=what) as caught:
         if how == "slice":
@@ -213,7 +213,7 @@ def test_values_of_all_types(tmp_path: Path, column: Column) -> None:
             sink.table(table)
         return
     values = [*(value for value in ends if value not in ("", ends[1] if column.name == "text" else None)), None]
-    target = made(sink, table)
+    target = create_table(sink, table)
     data = [
         {"id": n, column.name: value, SEQ_COLUMN: 1, OP_COLUMN: "c", TS_COLUMN: 0} for n, value in enumerate(values)
     ]
@@ -254,7 +254,7 @@ def test_parts_of_dates(
         times = [at and at.date() for at in times]
     elif kind == "timestamp":
         times = [at and at.replace(tzinfo=UTC) for at in times]
-    target = made(sink, table)
+    target = create_table(sink, table)
     monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 1)
     data = [{"id": n, "at": at, SEQ_COLUMN: 1, OP_COLUMN: "c", TS_COLUMN: 0} for n, at in enumerate(times)]
     change = Upsert(pa.Table.from_pylist(data, table.sink_schema))
@@ -278,7 +278,7 @@ def test_parts_of_dates(
 def test_a_key_moves_to_another_partition(tmp_path: Path, vectors: bool, how: str) -> None:
     """And back, also within one batch: the last change counts."""
     sink = sink_at(tmp_path, vectors=vectors)
-    target = made(sink)
+    target = create_table(sink)
 
     def change(name: str, *listed: Row) -> None:
         if how == "staged":
@@ -317,7 +317,7 @@ def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypat
         return key, chance.choice(countries), chance.choice(months), chance.randrange(100), seq, op
 
     sink = sink_at(tmp_path, vectors=vectors)
-    target = made(sink)
+    target = create_table(sink)
     first = [row(n, 1, "r") for n in range(40)]
     slices = [target.stage("1/0/1/slice", [rows(*first[:25]), rows(*first[25:])])]
     target.commit(lambda _: PublishSlices(slices), {}, FENCE)
@@ -357,7 +357,7 @@ def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypat
 def test_the_order_of_changes_in_several_files(tmp_path: Path) -> None:
     """It is that of the binlog, whichever files they are in."""
     sink = sink_at(tmp_path, (("country", None),))
-    target = made(sink)
+    target = create_table(sink)
     stage(sink, "epoch-1/a", [(1, "DE", None, 1, 5, "u"), (1, "FR", None, 2, 5, "u")], [(1, "DE", None, 3, 5, "u")])
     stage(sink, "epoch-1/b", [(2, "FR", None, 4, 6, "u"), (1, "FR", None, 5, 6, "u"), (2, "DE", None, 6, 6, "u")])
     names = ["epoch-1/a", "epoch-1/b"]
@@ -373,7 +373,7 @@ def test_the_order_of_changes_in_several_files(tmp_path: Path) -> None:
 
 def test_what_a_piece_has_left(tmp_path: Path) -> None:
     sink = sink_at(tmp_path, (("country", None),))
-    target = made(sink)
+    target = create_table(sink)
 
     def left() -> list[str]:
         return [name for name, _ in target.storage.list("changes")]
@@ -398,7 +398,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     sink = sink_at(tmp_path, (("country", None),))
-    target = made(sink)
+    target = create_table(sink)
     countries = ["DE", "United Kingdom", "C\u00f4te", "a+b", None]
     batch: list[Row] = [(10 * k + n, c, None, 1, 1, "c") for k, c in enumerate(countries) for n in range(4)]
     upsert(target, *batch)
@@ -447,7 +447,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
 
 def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows wait in memory for the end, and what is written says so."""
-    target = made(sink_at(tmp_path, (("country", None),)))
+    target = create_table(sink_at(tmp_path, (("country", None),)))
     waiting = list[int]()
     real = partitions.PartitionedWriter._write_largest
 
@@ -462,7 +462,7 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
     slice_ = target.stage("1/0/1/slice", (rows(*listed[n : n + 50]) for n in range(0, 3000, 50)))
     assert max(waiting) <= 20_000 and len(waiting) > 10 and 8 < len(slice_.parts) < 60
     assert (slice_.rows, slice_.low, slice_.high, slice_.oldest, slice_.newest) == (3000, 0, 2999, 5, 6)
-    assert slice_ == DataFile(**slice_.to_json()) and target.is_staged(slice_)
+    assert slice_ == DataFile.from_json(slice_.to_json()) and target.is_staged(slice_)
     staged = pa.concat_tables(target.read_staged(slice_))
     assert sorted(staged["v"].to_pylist()) == list(range(3000)) and staged.schema == TABLE.sink_schema
     target.commit(lambda _: PublishSlices([slice_]), {}, FENCE)
@@ -472,7 +472,7 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_slice_is_whole_or_not(tmp_path: Path) -> None:
-    target = made(sink_at(tmp_path, (("country", None),)))
+    target = create_table(sink_at(tmp_path, (("country", None),)))
     slice_ = target.stage("1/0/1/slice", [rows((1, "DE", None, 1, 1, "r"), (2, "FR", None, 2, 1, "r"))])
     target.storage.delete(slice_.parts[1].path)
     assert not target.is_staged(slice_)
@@ -486,7 +486,7 @@ def test_a_slice_is_whole_or_not(tmp_path: Path) -> None:
 
 
 def test_a_slice_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = made(sink_at(tmp_path, (("country", None),)))
+    target = create_table(sink_at(tmp_path, (("country", None),)))
     monkeypatch.setattr(partitions, "BUFFER_BYTES", 0)
     monkeypatch.setattr("airflow_provider_cdc.sinks.files.parquet._ROW_GROUP_BYTES", 0)
 
@@ -502,7 +502,7 @@ def test_a_slice_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_group_is_read_again(tmp_path: Path, vectors: bool) -> None:
     """Its rows go, in whichever partition they are; also where the key is in no file."""
-    target = made(sink_at(tmp_path, (("id", None), ("country", None)), vectors=vectors))
+    target = create_table(sink_at(tmp_path, (("id", None), ("country", None)), vectors=vectors))
     first = target.stage("1/0/1/slice", [rows((1, "DE", None, 1, 1, "r"), (2, "FR", None, 2, 1, "r"))])
     other = target.stage("1/1/1/slice", [rows((11, "DE", None, 1, 1, "r"))])
     target.commit(lambda _: PublishSlices([first, other]), {}, FENCE)
@@ -527,7 +527,7 @@ def test_a_group_is_read_again(tmp_path: Path, vectors: bool) -> None:
 
 def test_rows_without_a_key(tmp_path: Path, vectors: bool) -> None:
     """They are told apart by values that are in no file, too."""
-    target = made(sink_at(tmp_path, vectors=vectors), KEYLESS)
+    target = create_table(sink_at(tmp_path, vectors=vectors), KEYLESS)
     x, y, z = ((1, "DE", JANUARY, 1), (1, "FR", JANUARY, 1), (1, None, JANUARY, 1))
     slice_ = target.stage("1/0/1/slice", [rows((*x, 1, "r"), (*x, 1, "r"), (*y, 1, "r"), (*z, 1, "r"))])
     target.commit(lambda _: PublishSlices([slice_]), {}, FENCE)
@@ -542,7 +542,7 @@ def test_rows_without_a_key(tmp_path: Path, vectors: bool) -> None:
 
 def test_a_truncated_table(tmp_path: Path, vectors: bool) -> None:
     sink = sink_at(tmp_path, vectors=vectors)
-    target = made(sink)
+    target = create_table(sink)
     upsert(target, (1, "DE", JANUARY, 1, 1, "c"), (2, "FR", JANUARY, 1, 1, "c"))
     upsert(target, (3, "DE", JANUARY, 1, 5, "c"))
     target.commit(lambda _: Truncate(4), {}, FENCE)
@@ -559,7 +559,7 @@ def test_a_truncated_table(tmp_path: Path, vectors: bool) -> None:
 
 
 def test_it_begins_anew(tmp_path: Path) -> None:
-    target = made(sink_at(tmp_path))
+    target = create_table(sink_at(tmp_path))
     upsert(target, (1, "DE", JANUARY, 1, 1, "c"))
     target.reset("p", Fence("generation", 2), [])
     assert held(target) == []
@@ -571,7 +571,7 @@ def test_what_a_checkpoint_says(tmp_path: Path, vectors: bool, monkeypatch: pyte
     """Values of partitions, those that are NULL too, are as in commits."""
     monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 1)
     sink = sink_at(tmp_path, vectors=vectors)
-    target = made(sink)
+    target = create_table(sink)
     upsert(target, (1, "a/b", JANUARY, 1, 1, "c"), (2, None, None, 1, 1, "c"), (3, None, None, 1, 1, "c"))
     upsert(target, (3, "FR", None, 1, 2, "u"))
     before = {path: dict(file.partition) for path, file in target.load_log().files.items()}
@@ -586,7 +586,7 @@ def test_what_a_checkpoint_says(tmp_path: Path, vectors: bool, monkeypatch: pyte
 
 
 def test_another_writer_compacts(tmp_path: Path) -> None:
-    target = made(sink_at(tmp_path, vectors=False))
+    target = create_table(sink_at(tmp_path, vectors=False))
     for n in range(4):
         upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     with pytest.MonkeyPatch.context() as patch:
@@ -644,7 +644,7 @@ def test_compacted_files_stay_in_their_partition(tmp_path: Path, monkeypatch: py
     """Rows that move meanwhile are dead in the new file."""
     monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
-    target = made(sink_at(tmp_path))
+    target = create_table(sink_at(tmp_path))
     for n in range(0, 6, 2):
         upsert(target, *((k, "DE", JANUARY, 1, 1 + n, "c") for k in (n, n + 1)), (10 + n, None, None, 1, 1 + n, "c"))
         upsert(target, (11 + n, None, None, 1, 1 + n, "c"), (20 + n, "DE", JANUARY, 1, 1 + n, "c"))
@@ -663,7 +663,7 @@ def test_compacted_files_stay_in_their_partition(tmp_path: Path, monkeypatch: py
 
 
 def test_files_that_somebody_left_in_a_partition_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = made(sink_at(tmp_path, (("country", None),)))
+    target = create_table(sink_at(tmp_path, (("country", None),)))
     upsert(target, (1, "DE", None, 1, 1, "c"))
     left = "country=DE/part-" + 32 * "0" + ".parquet"
     target.storage.write(left, b"")
@@ -731,8 +731,8 @@ def test_the_first_pattern_counts(tmp_path: Path) -> None:
     assert sink.table(TABLE).options.partitioned_by == (partitions.PartitionField("country"),)
     assert sink.table(KEYLESS).options.partitioned_by == (partitions.PartitionField("made", "day"),)
     assert DeltaSink(str(tmp_path), "p", partition_by=by[:1]).table(KEYLESS).options.partitioned_by == ()
-    settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]}).sink_arguments
-    assert settings["partition_by"] == by and "partition_by" not in Sink("/data").sink_arguments
+    settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]})
+    assert DeltaSink.from_settings(settings, "p", None).partition_by == by
     assert set(section._PARTITION_UNITS) == set(partitions.DATE_UNITS)
 
 
@@ -740,7 +740,7 @@ def test_the_first_pattern_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("write", ["create", "commit", "fence", "compact", "markers"])
 def test_a_changed_setting_is_refused(tmp_path: Path, before: Parts, write: str) -> None:
     """What stands is left as it is."""
-    old = made(sink_at(tmp_path, before))
+    old = create_table(sink_at(tmp_path, before))
     upsert(old, (1, "DE", JANUARY, 1, 1, "c"))
     other: Parts = (("country", None),)
     target = sink_at(tmp_path, other).table(TABLE)
@@ -762,7 +762,7 @@ def test_a_changed_setting_is_refused(tmp_path: Path, before: Parts, write: str)
 def test_decimals_of_partitions_are_exact(tmp_path: Path) -> None:
     column = nullable("d", "decimal", "decimal(38,10)", precision=38, scale=10)
     table = TableSchema("shop", "t", (ID, column), ("id",))
-    target = made(sink_at(tmp_path, (("d", None),)), table)
+    target = create_table(sink_at(tmp_path, (("d", None),)), table)
     values = [
         Decimal("1.5"),
         Decimal("-0.0000000001"),

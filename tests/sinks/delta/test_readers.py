@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ KNOWN_WRONG = {"delta-rs, `count()`": "**wrong**: it counts dead rows as well"}
 MERGES = ["deletion_vectors", "copy_on_write"]
 #: The definition before every sixth column came, and one went.
 GONE = Column("gone", "varchar", "varchar(9)", nullable=True, charset="utf8mb4")
-EARLY = replace(TABLE, columns=(GONE, *(c for n, c in enumerate(TABLE.columns) if n % 6 != 5)))
+EARLY = TABLE.replace(columns=(GONE, *(c for n, c in enumerate(TABLE.columns) if n % 6 != 5)))
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +52,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaSinkTable
         patched.setattr(
             compaction, "_MERGED_BYTES_LIMITS", (40_000, 40_000)
         )  # bytes: files of the snapshot are above half of it
-        return {merge: lived(tmp_path_factory.mktemp("t"), vectors=merge == MERGES[0]) for merge in MERGES}
+        return {merge: table_with_history(tmp_path_factory.mktemp("t"), vectors=merge == MERGES[0]) for merge in MERGES}
 
 
-def lived(folder: Path, *, vectors: bool) -> DeltaSinkTable:
+def table_with_history(folder: Path, *, vectors: bool) -> DeltaSinkTable:
     storage = LocalStorage(folder)
     first = DeltaSinkTable(storage, EARLY.sink_schema, TABLE.key, TABLE.integer_key_column, DeltaTableOptions(vectors))
     first.create("p")

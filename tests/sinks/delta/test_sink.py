@@ -22,7 +22,7 @@ from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import PipelineSink, SinkTable
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
-from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded
+from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded_by
 from tests.support.object_store import access
 from tests.support.s3 import S3
 
@@ -33,7 +33,7 @@ class _Broken(SinkConformance):
     storage: type[LocalStorage | ObjectStorage] = LocalStorage
 
     @contextmanager
-    def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
+    def failing_commit(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
         """Also what has happened cannot be found out."""
         real, fails = self.storage.write_once, failing(self.storage.write_once, made=made)
 
@@ -46,8 +46,8 @@ class _Broken(SinkConformance):
             yield
 
     @contextmanager
-    def meanwhile(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
-        first = preceded(self.storage.write_once, work)
+    def concurrent_writer(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
+        first = preceded_by(self.storage.write_once, work)
         real = self.storage.write_once
 
         def write_once(storage: Any, name: str, data: bytes) -> Any:
@@ -67,12 +67,12 @@ class TestDeltaSink(_Broken):
         properties = TableProperties.parse(self.properties)
         return DeltaSink(str(folder), "p", self.copies, partition_by=self.partition_by, table_properties=properties)
 
-    def keeping(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
+    def open_keeping_deletes(self, folder: Path, deletes: DeletePolicy) -> PipelineSink:
         opened = self.open(folder)
         assert isinstance(opened, DeltaSink)
         return replace(opened, deletes=deletes)
 
-    def everything(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
+    def read_all_rows(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
         """As the table says itself, and as delta-rs reads it."""
         assert isinstance(target, DeltaSinkTable)
         read = QueryBuilder().register("t", DeltaTable(target.storage.location())).execute("SELECT * FROM t").read_all()
@@ -94,9 +94,9 @@ class TestDeltaSinkByPartitions(TestDeltaSink):
     partition_by = (("shop[.](orders|two|log)", (("v.w", None),)),)
 
     def test_other_columns_are_refused(self, sink: PipelineSink) -> None:
-        self.made(sink)
+        self.create_table(sink)
         with pytest.raises(TerminalError):
-            sink.table(replace(KEYED, columns=(INT, TEXT, replace(INT, name="n")))).create("p")
+            sink.table(KEYED.replace(columns=(INT, TEXT, INT.replace(name="n")))).create("p")
 
 
 class TestDeltaSinkByPartitionsByCopies(TestDeltaSinkByPartitions):

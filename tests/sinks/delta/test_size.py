@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.sinks.files.table_size import TableSize
-from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
+from airflow_provider_cdc.sinks.protocol import TableSize
+from tests.sinks.delta.test_table import add, create_table, folder_of, held, opened, rows, upsert
 
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_what_a_table_takes(tmp_path: Path, vectors: bool) -> None:
     """As the log says it: it is told although no file of rows is there."""
-    target = made(tmp_path, vectors=vectors)
+    target = create_table(tmp_path, vectors=vectors)
     assert target.table_size() == TableSize(0, 0, 0, 0, 0, 0) and target.index_bytes_used == (0, 0)
     for n in range(40):
         add(target, str(n), rows((n, "a", 1, "r"), (100 + n, "b", 1, "r")))
@@ -35,7 +35,7 @@ def test_what_a_table_takes(tmp_path: Path, vectors: bool) -> None:
 
 def test_compactions_are_counted(tmp_path: Path) -> None:
     """Whoever has made them."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for turn in range(2):
         for n in range(40):
             add(target, f"{turn}-{n}", rows((100 * turn + n, "a", 1, "r")))
@@ -44,7 +44,7 @@ def test_compactions_are_counted(tmp_path: Path) -> None:
 
 
 def test_rows_of_files_that_others_have_written(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     log = target.load_log()
     (file,) = log.files.values()

@@ -65,7 +65,7 @@ def opened(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> De
     return DeltaSinkTable(LocalStorage(folder / "t"), SCHEMA, ["id"], stat, DeltaTableOptions(vectors))
 
 
-def made(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> DeltaSinkTable:
+def create_table(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> DeltaSinkTable:
     target = opened(folder, stat, vectors=vectors)
     target.create("p")
     return target
@@ -116,7 +116,7 @@ def vector_files(target: DeltaSinkTable) -> set[str]:
 
 
 def test_a_marker_stands_in_the_same_transaction(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     assert target.markers().get("m") is None
     version = target.load_log().version
     assert add(target, "a", rows((1, "a", 1, "r")), {"m": 7, "n": 2**62})
@@ -126,14 +126,14 @@ def test_a_marker_stands_in_the_same_transaction(tmp_path: Path) -> None:
 
 
 def test_deciding_for_nothing_commits_nothing(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     version = target.load_log().version
     assert not target.commit(lambda _: None, {"m": 1}, FENCE)
     assert target.load_log().version == version and target.markers().get("m") is None
 
 
 def test_an_older_writer_cannot_commit(tmp_path: Path) -> None:
-    old, new = made(tmp_path), made(tmp_path)
+    old, new = create_table(tmp_path), create_table(tmp_path)
     upsert(old, (1, "old", 1, "c"))
     new.raise_fence(Fence("epoch", 2))
     with pytest.raises(FencedError):  # that there is nothing to do, an old version does not tell
@@ -146,7 +146,7 @@ def test_an_older_writer_cannot_commit(tmp_path: Path) -> None:
 
 def test_a_fence_that_is_raised_between_decision_and_commit(tmp_path: Path) -> None:
     """The decision was made with the old fence: the commit must not go through."""
-    old, new = made(tmp_path), made(tmp_path)
+    old, new = create_table(tmp_path), create_table(tmp_path)
 
     def decide(_: Markers) -> Upsert:
         new.raise_fence(Fence("epoch", 2))
@@ -158,7 +158,7 @@ def test_a_fence_that_is_raised_between_decision_and_commit(tmp_path: Path) -> N
 
 
 def test_fences_of_different_names_do_not_meet(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     target.raise_fence(Fence("epoch", 5))
     target.raise_fence(Fence("generation", 1))
     upsert(target, (1, "a", 1, "c"), fence=Fence("generation", 1))
@@ -167,7 +167,7 @@ def test_fences_of_different_names_do_not_meet(tmp_path: Path) -> None:
 
 def test_of_two_attempts_the_first_wins(tmp_path: Path) -> None:
     """Both have seen the table without a marker; the second must decide again and find it."""
-    one, two = made(tmp_path), made(tmp_path)
+    one, two = create_table(tmp_path), create_table(tmp_path)
     asked: list[int | None] = []
 
     def decide(markers: Markers) -> PublishSlices | None:
@@ -186,7 +186,7 @@ def test_of_two_attempts_the_first_wins(tmp_path: Path) -> None:
 
 def test_a_table_is_begun_anew_once(tmp_path: Path) -> None:
     """Without rows and under a higher fence; who comes second leaves what has been written since."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     target.reset("p", Fence("generation", 2), ["group"])
     assert held(target) == {} and target.markers().get("generation") == 2
@@ -197,7 +197,7 @@ def test_a_table_is_begun_anew_once(tmp_path: Path) -> None:
 
 
 def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")), {"group": 1})
     with pytest.raises(TerminalError, match=r"an older definition of its source were published .* fresh sink\.path"):
         target.reset("p", Fence("generation", 2), ["other", "group"])
@@ -205,7 +205,7 @@ def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
 
 
 def test_new_columns_may_need_a_feature(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     schema = SCHEMA.append(pa.field("at", pa.timestamp("us")))
     DeltaSinkTable(target.storage, schema, ["id"], "id").reset("p", Fence("generation", 2), [])
     assert set(target.load_log().protocol["readerFeatures"]) == {"deletionVectors", "timestampNtz"}
@@ -215,7 +215,7 @@ def test_new_columns_may_need_a_feature(tmp_path: Path) -> None:
 
 
 def test_a_change_wins_only_with_a_greater_seq(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 10, "r"), (2, "b", 10, "r"), (3, "c", 10, "r")))
     upsert(target, (1, "same", 10, "u"), (2, "older", 9, "u"), (3, "newer", 11, "u"))
     assert held(target) == {1: ("a", 10), 2: ("b", 10), 3: ("newer", 11)}
@@ -228,7 +228,7 @@ def test_a_change_wins_only_with_a_greater_seq(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["published", "without statistics", "merged", "staged"])
 def test_an_older_change_of_a_file_with_newer_rows(tmp_path: Path, how: str) -> None:
     """Rows need not be read if all of them are older than the batch; here one is not."""
-    target, listed = made(tmp_path), ((1, "a", 5, "c"), (2, "b", 9, "c"))
+    target, listed = create_table(tmp_path), ((1, "a", 5, "c"), (2, "b", 9, "c"))
     match how:
         case "published":
             add(target, "a", rows(*listed))
@@ -244,7 +244,7 @@ def test_an_older_change_of_a_file_with_newer_rows(tmp_path: Path, how: str) -> 
 
 
 def test_what_is_dead_stays_dead(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows(*((n, "a", 1, "r") for n in range(4))))
     for n in range(3):
         upsert(target, (n, "", n + 2, "d"))
@@ -254,7 +254,7 @@ def test_what_is_dead_stays_dead(tmp_path: Path) -> None:
 
 
 def test_the_old_row_dies_with_the_commit_of_the_new_one(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     version = target.load_log().version
     upsert(target, (1, "new", 2, "u"))
@@ -263,7 +263,7 @@ def test_the_old_row_dies_with_the_commit_of_the_new_one(tmp_path: Path) -> None
 
 def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
     """At 10: rows of a chunk that was read later stay, in a file of their own and beside older ones."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "old", rows((1, "a", 8, "r"), (2, "b", 9, "r")))
     add(target, "both", rows((3, "c", 9, "r"), (4, "d", 10, "r"), (5, "e", 11, "r")))
     add(target, "new", rows((6, "f", 10, "r")))
@@ -288,7 +288,7 @@ def test_upserts_against_a_dictionary(
     stat: str | None,
     vectors: bool,
 ) -> None:
-    target = made(tmp_path_factory.mktemp("d"), stat, vectors=vectors)
+    target = create_table(tmp_path_factory.mktemp("d"), stat, vectors=vectors)
     add(target, "low", rows(*((i, "r", 100, "r") for i in range(5))))
     add(target, "high", rows(*((i, "r", 100, "r") for i in range(7, 10))))
     expected = dict.fromkeys((0, 1, 2, 3, 4, 7, 8, 9), ("r", 100))
@@ -307,7 +307,7 @@ def test_upserts_against_a_dictionary(
 
 
 def test_files_whose_keys_lie_elsewhere_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "low", rows((1, "a", 1, "r"), (5, "b", 1, "r")))
     add(target, "high", rows((10, "c", 1, "r"), (15, "d", 1, "r")))
     read: list[str] = []
@@ -326,7 +326,7 @@ def test_files_whose_keys_lie_elsewhere_are_not_read(tmp_path: Path, monkeypatch
 
 
 def test_copies_do_not_pile_up(tmp_path: Path) -> None:
-    target = made(tmp_path, vectors=False)
+    target = create_table(tmp_path, vectors=False)
     for n in range(20):
         upsert(target, (n, "x", n + 1, "c"))
     assert files(target) == 1 and len(held(target)) == 20
@@ -334,7 +334,7 @@ def test_copies_do_not_pile_up(tmp_path: Path) -> None:
 
 def test_large_files_are_not_copied_for_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by, "SMALL_FILE_BYTES", 0)
-    target = made(tmp_path, vectors=False)
+    target = create_table(tmp_path, vectors=False)
     add(target, "a", rows((1, "a", 1, "r")))
     upsert(target, (2, "b", 2, "c"))
     assert files(target) == 2
@@ -348,7 +348,7 @@ def test_large_files_are_not_copied_for_new_rows(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("vectors", [True, False])
 def test_a_row_is_written_once(tmp_path: Path, vectors: bool) -> None:
     """The file of a task becomes part of the table. What does not count is dead in it from the start."""
-    target = made(tmp_path, vectors=vectors)
+    target = create_table(tmp_path, vectors=vectors)
     upsert(target, (3, "newer", 50, "c"), (4, "x", 1, "c"))
     changes = staged(
         target,
@@ -367,7 +367,7 @@ def test_a_row_is_written_once(tmp_path: Path, vectors: bool) -> None:
 
 def test_a_file_of_somebody_else_gets_a_vector(tmp_path: Path) -> None:
     """It may lack statistics; one with a vector must say how many rows it has."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     made_by_others = write_file(target.storage, "x.parquet", SCHEMA, [rows((1, "a", 1, "r"), (2, "a", 1, "r"))], None)
     add = {"path": "x.parquet", "size": made_by_others.size, "partitionValues": {}, "dataChange": True}
     assert target.load_log().commit([{"add": {**add, "modificationTime": 1}}], "WRITE")
@@ -380,7 +380,7 @@ def test_a_file_of_somebody_else_gets_a_vector(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["published", "replaced"])
 def test_a_slice_that_is_not_there_any_more(tmp_path: Path, how: str) -> None:
     """Reading a group may take hours, and a vacuum of somebody else deletes what no version lists."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     files = [target.stage(f"1/2/3/{n}", [rows((n, "a", 1, "r"))]) for n in (2, 3)]
     (folder_of(target) / files[1].path).unlink()
@@ -408,7 +408,7 @@ def test_a_key_may_have_any_name(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_a_file_of_which_nothing_counts(tmp_path: Path, vectors: bool) -> None:
-    target = made(tmp_path, vectors=vectors)
+    target = create_table(tmp_path, vectors=vectors)
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     apply(target, staged(target, "one", (1, "", 10, "d"), (9, "", 10, "d")))
     assert held(opened(tmp_path)) == {2: ("b", 1)}
@@ -417,7 +417,7 @@ def test_a_file_of_which_nothing_counts(tmp_path: Path, vectors: bool) -> None:
 
 def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
     """No vectors. What tasks have written is needed again."""
-    target, other = made(tmp_path), opened(tmp_path)
+    target, other = create_table(tmp_path), opened(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     changes, tries = staged(target, "one", (1, "new", 2, "u")), 0
 
@@ -437,7 +437,7 @@ def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
 
 def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:
     """Not what is, or was until recently, part of the table, nor what a later epoch is about to apply."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     for name, row in (("one", (1, "a", 1, "c")), ("two", (1, "b", 2, "u"))):
         apply(target, staged(target, f"epoch-1/{name}", row))
     staged(target, "epoch-1/three", (1, "late", 3, "u"))
@@ -464,11 +464,11 @@ def said(target: DeltaSinkTable) -> tuple[bool, bool]:
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_a_new_table_says_whether_it_has_vectors(tmp_path: Path, vectors: bool) -> None:
-    assert said(made(tmp_path, vectors=vectors)) == (vectors, vectors)
+    assert said(create_table(tmp_path, vectors=vectors)) == (vectors, vectors)
 
 
 def test_copies_need_no_vectors(tmp_path: Path) -> None:
-    target = made(tmp_path, vectors=False)
+    target = create_table(tmp_path, vectors=False)
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     upsert(target, (1, "", 2, "d"), (2, "c", 2, "u"))
     assert said(target) == (False, False) and not vector_files(target)
@@ -476,7 +476,7 @@ def test_copies_need_no_vectors(tmp_path: Path) -> None:
 
 
 def test_the_first_vectors_of_a_table(tmp_path: Path) -> None:
-    copies = made(tmp_path, vectors=False)
+    copies = create_table(tmp_path, vectors=False)
     add(copies, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     upsert(opened(tmp_path), (1, "", 2, "d"))
     assert said(copies) == (True, True) and vector_files(copies) and held(copies) == {2: ("b", 1)}
@@ -484,7 +484,7 @@ def test_the_first_vectors_of_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", [(3, "new", 3, "u"), (9, "new", 3, "c")], ids=["beside it", "another file"])
 def test_what_died_by_vectors_is_not_copied(tmp_path: Path, row: tuple[int, str, int, str]) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows(*((n, "a", 1, "r") for n in range(5))))
     upsert(target, (1, "", 2, "d"), (2, "", 2, "d"))
     copies = opened(tmp_path, vectors=False)
@@ -493,7 +493,7 @@ def test_what_died_by_vectors_is_not_copied(tmp_path: Path, row: tuple[int, str,
 
 
 def test_as_long_as_there_are_vectors_the_table_says_so(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     upsert(target, (1, "", 2, "d"))
     copies = opened(tmp_path, vectors=False)
@@ -525,7 +525,7 @@ def test_keys_are_exact_values(tmp_path: Path) -> None:
 
 def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
     """An OPTIMIZE has replaced the file that was to be rewritten, and rows were appended: all is decided again."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     add(target, "b", rows((2, "b", 1, "r")))
     times: list[int] = []
@@ -576,7 +576,7 @@ def test_rows_that_came_back_are_found(
 ) -> None:
     """Somebody has restored an older version. The index has dropped them when they were dead."""
     monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "a", 1, "r")))
     version = target.load_log().version
     for seq in range(2, 5):
@@ -589,7 +589,7 @@ def test_rows_that_came_back_are_found(
 
 
 def test_a_vacuum_leaves_vectors_alone(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
     upsert(target, (1, "", 2, "d"))
     DeltaTable(folder_of(target)).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
@@ -598,7 +598,7 @@ def test_a_vacuum_leaves_vectors_alone(tmp_path: Path) -> None:
 
 def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_COMMIT_TRIES", 3)
-    target, other = made(tmp_path), made(tmp_path)
+    target, other = create_table(tmp_path), create_table(tmp_path)
     versions: list[int] = []
 
     def decide(log: DeltaLog) -> TableEdit:
@@ -622,7 +622,7 @@ def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_features_that_are_not_understood(tmp_path: Path, feature: str, properties: dict[str, str]) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     names = ["deletionVectors", feature]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
     metadata = {**target.load_log().metadata, "configuration": properties}
@@ -635,7 +635,7 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
 
 
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     with pytest.raises(TerminalError, match=r"not created by pipeline q\. Choose another sink\.path"):
         DeltaSinkTable(target.storage, SCHEMA).create("q")
     with pytest.raises(TerminalError, match="not created by pipeline q"):
@@ -644,7 +644,7 @@ def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
 
 def test_a_table_that_was_replaced_before_a_restart(tmp_path: Path) -> None:
     """Its markers are still there, so its rows would be taken for what they say."""
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")), {"m": 7})
     DeltaTable.create(
         folder_of(target).as_uri(),
@@ -660,7 +660,7 @@ def test_a_table_that_was_replaced_before_a_restart(tmp_path: Path) -> None:
 
 
 def test_people_may_describe_a_table(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     DeltaTable(folder_of(target)).alter.set_table_description("orders of the shop")
     upsert(target, (1, "a", 1, "c"))
     again = opened(tmp_path)
@@ -670,7 +670,7 @@ def test_people_may_describe_a_table(tmp_path: Path) -> None:
 
 
 def test_a_table_with_other_columns(tmp_path: Path) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     with pytest.raises(TerminalError, match="has other columns"):
         DeltaSinkTable(target.storage, SCHEMA.remove(1)).create("p")
 
@@ -684,7 +684,7 @@ def test_a_table_that_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_old_files_are_tidied_and_live_ones_stay(tmp_path: Path, vectors: bool) -> None:
-    target = made(tmp_path, vectors=vectors)
+    target = create_table(tmp_path, vectors=vectors)
     for n in range(3):
         upsert(target, (n, "x", n + 1, "c"), (0, "y", n + 1, "u"))
     target.clean_up()
@@ -698,7 +698,7 @@ def test_old_files_are_tidied_and_live_ones_stay(tmp_path: Path, vectors: bool) 
 
 
 def test_an_empty_table_reads_as_one(tmp_path: Path) -> None:
-    assert made(tmp_path).read_with_soft_deleted().equals(SCHEMA.empty_table())
+    assert create_table(tmp_path).read_with_soft_deleted().equals(SCHEMA.empty_table())
 
 
 # ---------------------------------------------------------------- names of folders and files

@@ -10,7 +10,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class Round:
     @staticmethod
     def _defined(number: int) -> TableSchema:
         column = nullable(f"n{number}", "bigint")
-        return replace(altering.PLAIN, columns=(altering.ID, altering.PLACE, column))
+        return altering.PLAIN.replace(columns=(altering.ID, altering.PLACE, column))
 
     def opened(self) -> DeltaSinkTable:
         return self.sink.table(self.definition)

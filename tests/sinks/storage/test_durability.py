@@ -18,7 +18,7 @@ from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
 from airflow_provider_cdc.sinks.files.parquet import ChangeFileWriter, write_file
 from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
-from tests.sinks.delta.test_table import held, made, opened, upsert
+from tests.sinks.delta.test_table import create_table, held, opened, upsert
 
 ROWS = pa.table({"n": pa.array(range(200_000), pa.int64())})
 
@@ -72,7 +72,7 @@ def test_so_is_a_file_that_was_written_in_pieces(tmp_path: Path, calls: list[tup
 
 
 def test_all_that_a_commit_names_is_on_disk_before_it(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
-    target = made(tmp_path)
+    target = create_table(tmp_path)
     upsert(target, (1, "a", 1, "c"), (2, "a", 1, "c"))
     calls.clear()
     upsert(target, (1, "b", 2, "u"))
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_is_called_so(small: Path) -> None:
 
 def test_a_commit_on_a_disk_that_is_full(small: Path) -> None:
     """It stands later; and what nobody needs can be deleted."""
-    target = made(small)
+    target = create_table(small)
     upsert(target, (1, "a", 1, "c"))
     upsert(target, (1, "b", 2, "u"))
     for path in small.rglob("*"):

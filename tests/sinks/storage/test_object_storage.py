@@ -35,7 +35,6 @@ from airflow_provider_cdc.sinks.storage import object_storage, store_client
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.object_files import PART_BYTES
 from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
-from airflow_provider_cdc.sinks.storage.pickle_envelope import PickleEnvelope
 from airflow_provider_cdc.sinks.storage.request_counts import (
     RequestCounts,
     count_requests_in,
@@ -44,6 +43,7 @@ from airflow_provider_cdc.sinks.storage.request_counts import (
     with_current_counts,
 )
 from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
+from airflow_provider_cdc.spark.tasks import SecretFreePickler
 from bench import store
 from tests.support.object_store import object_storage as storage_of
 from tests.support.s3 import S3, s3_server
@@ -475,13 +475,11 @@ def roles(answer: Callable[[str], str]) -> Iterator[str]:
 def test_work_for_tasks_holds_no_secret_where_it_is_large(s3: S3) -> None:
     """Spark writes what is large to disk on its way."""
     storage = storage_of(s3, "lake")
-    works = [
-        DeltaCompaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),), "id") for name in ("a", "b")
-    ]
-    parcel = PickleEnvelope()
+    works = [DeltaCompaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),)) for name in ("a", "b")]
+    parcel = SecretFreePickler()
     packed = [parcel.pack(work) for work in works]
     assert all(s3.secret.encode() not in data for data in packed) and parcel.store_accesses == [storage.access]
-    sent: PickleEnvelope = pickle.loads(pickle.dumps(parcel))
+    sent: SecretFreePickler = pickle.loads(pickle.dumps(parcel))
     assert [sent.unpack(data) for data in packed] == works
 
 

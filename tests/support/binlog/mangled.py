@@ -20,9 +20,9 @@ from airflow_provider_cdc.mysql.binlog.events import wire_types as wire
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import OLD_TEMPORAL_TYPES, TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_TEMPORAL_SIZES, decimal_size
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.mangled_results import Guarded
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _plain(
         found = flat(kind, decode_rows(RowsEvent(table, kind, memoryview(data), "here", present)))
     except TerminalError:
         return None
-    schema = replace(table.schema, columns=tuple(table.schema.columns[i] for i in kept))
+    schema = table.schema.replace(columns=tuple(table.schema.columns[i] for i in kept))
     images = as_arrow(schema, [tuple(image[i] for i in kept) for _, image in found])
     return list(zip((op for op, _ in found), images, strict=True))
 
@@ -275,7 +275,7 @@ def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
     # The same table once more, of which every third column is left out.
     names = [c.name for c in table.schema.columns]
     left_out = tuple(name for name in names[2::3] if name not in table.schema.key)
-    part = replace(table, schema=replace(table.schema, excluded=left_out))
+    part = replace(table, schema=table.schema.replace(excluded=left_out))
     whole, less, counting = (
         ChangeBuffer(table, UNICODE_DECODERS),
         ChangeBuffer(part, UNICODE_DECODERS),

@@ -10,11 +10,11 @@ from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.binlog.walk.step import WalkStep
 from airflow_provider_cdc.mysql.binlog.walk.walker import BinlogWalker
 from tests.support.binlog.reading import Captured, lasting
 from tests.support.binlog.replay import Recording, Replay
+from tests.support.binlog.row_decoder import decode_rows
 
 LINEAGE = Timeline("server", "binlog.000001")
 Tables = dict[tuple[str, str], pa.Table]

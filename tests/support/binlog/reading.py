@@ -12,17 +12,18 @@ import pyarrow as pa
 
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import RowImage, decode_rows
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.buffer import CountedChanges, counted
+from tests.support.binlog.row_decoder import RowImage, decode_rows
 from tests.support.servers import MySQLServer
 
 Captured = Mapping[tuple[str, str], TableSchema]
@@ -79,7 +80,7 @@ def transactions(server: MySQLServer, start: tuple[str, int], captured: Captured
     return read(events_since(server, start), captured)
 
 
-def everything(events: Iterable[BinlogEvent], captured: Captured) -> list[Transaction | ReachedPosition]:
+def everything(events: Iterable[BinlogEvent], captured: Captured) -> list[Transaction | Position]:
     return list(read_transactions(events, lasting(captured), collations()))
 
 

@@ -96,7 +96,7 @@ class Replay(BinlogStream):
 
     def __init__(self, recording: Recording, piece: Callable[[], int] = lambda: 1 << 20) -> None:
         self.file, self.position, self.file_start_times = recording.file, recording.position, dict[str, int]()
-        self._has_checksums, self._closed, self._mariadb = True, False, recording.mariadb
+        self.has_checksums, self._closed, self.is_mariadb = True, False, recording.mariadb
         self._recording, self._piece, self._at = recording, piece, 0
         self.collations = recording.collations
 

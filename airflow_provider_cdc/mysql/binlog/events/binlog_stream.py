@@ -21,12 +21,9 @@ from typing import Any, Self
 import pymysql
 from pymysqlreplication import BinLogStreamReader
 
-from airflow_provider_cdc.model.errors import (
-    CdcError,
-    OtherHistoryError,
-    TerminalError,
-)
+from airflow_provider_cdc.model.errors import CdcError, OtherHistoryError, TerminalError
 from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.start_mode import FIRST_EVENT_POSITION
 from airflow_provider_cdc.mysql.binlog.events.dump_session import open_dump_session
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
@@ -49,14 +46,14 @@ _IN_USE_FLAG = 0x01
 _POSITION_MASK = 0xFFFF_FFFF
 #: The request for a stream also has 32 bits for a position.
 _FARTHEST_START = _POSITION_MASK
-_FIRST_EVENT = 4
 
 
 class BinlogStream:
     """An open binlog stream; iterate over it to get :class:`BinlogEvent` objects.
 
     ``file_start_times`` contains the creation times of the files read so far, by name, in seconds since the epoch on
-    the server's clock. ``collations`` maps the collation numbers of table maps.
+    the server's clock. ``collations`` maps the collation numbers of table maps. ``has_checksums`` is whether the events
+    of the current file end with a checksum, and ``is_mariadb`` whether the server is MariaDB.
 
     :param connect_args: keyword arguments of ``pymysql.connect``.
     :param server_id: replica server id of this reader; no other reader or replica may use it.
@@ -86,10 +83,10 @@ class BinlogStream:
         blocking: bool = True,
         server: str | None = None,
     ) -> None:
-        self.file, self.position = file, position if position <= _FARTHEST_START else _FIRST_EVENT
+        self.file, self.position = file, position if position <= _FARTHEST_START else FIRST_EVENT_POSITION
         self.file_start_times: dict[str, int] = {}
         self._args = connect_args
-        self._has_checksums = True  # the reader asks for CRC32; a format event may change it
+        self.has_checksums = True  # the reader asks for CRC32; a format event may change it
         self._closed, self._driver_has_buffered = False, False
         settings = {key: value for key, value in connect_args.items() if key != "cursorclass"}
         settings |= {"charset": "utf8mb4", "autocommit": True, "read_timeout": read_timeout}
@@ -112,7 +109,7 @@ class BinlogStream:
             self._close_connection()
             raise self._translate_error(error) from None
         self._connection = self._reader._stream_connection
-        self._mariadb = is_mariadb(self._connection)
+        self.is_mariadb = is_mariadb(self._connection)
         if self.position < position:
             self._skip_to(file, position)
 
@@ -172,16 +169,6 @@ class BinlogStream:
         if packet[:1] != b"\x00":
             raise damaged_stream_error("unknown packet in the binlog stream", f"{self.file}:{self.position}")
         return packet[1:]
-
-    @property
-    def has_checksums(self) -> bool:
-        """Whether the events of the current file end with a checksum."""
-        return self._has_checksums
-
-    @property
-    def is_mariadb(self) -> bool:
-        """Whether the server is MariaDB."""
-        return self._mariadb
 
     def start_raw_reading(self) -> int:
         """Switch to reading with :meth:`receive` and :meth:`parse_packet`; return the next packet number."""
@@ -248,12 +235,12 @@ class BinlogStream:
             algorithm = data[-_CHECKSUM_SIZE - 1]
             if algorithm not in (0, 1):
                 raise damaged_stream_error(f"unknown checksum algorithm {algorithm}", where)
-            self._has_checksums = algorithm == 1
-        if self._has_checksums:
+            self.has_checksums = algorithm == 1
+        if self.has_checksums:
             self._verify_checksum(data, kind, where)
         if kind == FORMAT_DESCRIPTION:
             self._check_file_start(self.file, timestamp)
-        has_room = self._has_checksums or kind == FORMAT_DESCRIPTION
+        has_room = self.has_checksums or kind == FORMAT_DESCRIPTION
         body = memoryview(data)[_HEADER.size : len(data) - _CHECKSUM_SIZE if has_room else len(data)]
         start = self.position
         if kind in HEARTBEATS:
@@ -261,7 +248,7 @@ class BinlogStream:
         elif kind == ROTATE and (flags & _ARTIFICIAL_FLAG or end == 0):
             self._handle_rotate(body, where)
             start = self.position
-        elif not flags & _ARTIFICIAL_FLAG and (end != 0 or (self._mariadb and kind not in FILE_HEADER_EVENTS)):
+        elif not flags & _ARTIFICIAL_FLAG and (end != 0 or (self.is_mariadb and kind not in FILE_HEADER_EVENTS)):
             self.position += size
             # MariaDB 11.7 and later (binlog_legacy_event_pos=OFF) writes no positions for events inside a transaction;
             # the position of the last one shows whether any is missing.

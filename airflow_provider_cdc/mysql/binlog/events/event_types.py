@@ -44,7 +44,7 @@ BETWEEN_TRANSACTIONS = frozenset(
     {STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, BINLOG_CHECKPOINT, GTID_LIST, START_ENCRYPTION}
 )
 #: Events that carry no rows, with their purpose.
-EVENTS_WITHOUT_ROWS = {
+SKIPPED_EVENTS = {
     INTVAR: "AUTO_INCREMENT value for the next statement, which the statement guard checks",
     APPEND_BLOCK: "file content of a LOAD DATA logged by statement; the statement guard checks that statement",
     DELETE_FILE: "discards such file content",

@@ -11,8 +11,10 @@ from airflow_provider_cdc.ddl.token_cursor import StatementSession
 from airflow_provider_cdc.ddl.tokens import Quoting
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
+from airflow_provider_cdc.mysql.binlog.events.event_types import EXECUTE_LOAD_QUERY, QUERY_COMPRESSED
 
 _HEADER_SIZE = 13  # thread, duration, length of the database name, error code, length of the status variables
+_LOAD_HEADER_SIZE = 13  # what EXECUTE_LOAD_QUERY has in addition: about the file
 _SQL_MODE, _CHARSET, _ZONE, _CATALOG, _INVOKER, _DATABASES, _UTF8MB4 = 1, 4, 5, 6, 11, 12, 18
 #: Sizes in bytes of the status variables with a fixed size.
 _FIXED_SIZES = {0: 4, _SQL_MODE: 8, 3: 4, _CHARSET: 6, 7: 2, 8: 2, 9: 8, 10: 4, 13: 3, 16: 1, 17: 8, _UTF8MB4: 2}
@@ -79,16 +81,13 @@ def decompress_mariadb(data: memoryview, event: BinlogEvent) -> bytes:
     return content
 
 
-def parse_query_event(event: BinlogEvent, extra: int = 0, compressed: bool = False) -> QueryEvent:
-    """Parse a query event.
+def parse_query_event(event: BinlogEvent) -> QueryEvent:
+    """Parse an event of type QUERY, EXECUTE_LOAD_QUERY or QUERY_COMPRESSED.
 
-    :param event: an event of type QUERY, EXECUTE_LOAD_QUERY or QUERY_COMPRESSED.
-    :param extra: additional bytes of the header (13 in EXECUTE_LOAD_QUERY).
-    :param compressed: whether the text is compressed (MariaDB's QUERY_COMPRESSED).
     :raises TerminalError: if the event is cut off.
     """
     body = event.body
-    at = _HEADER_SIZE + extra
+    at = _HEADER_SIZE + (_LOAD_HEADER_SIZE if event.type == EXECUTE_LOAD_QUERY else 0)
     if len(body) < at:
         raise TerminalError(f"cut off statement at {event.location}", REPORT_REMEDY)
     database_size = body[8]
@@ -99,7 +98,7 @@ def parse_query_event(event: BinlogEvent, extra: int = 0, compressed: bool = Fal
         raise TerminalError(f"cut off statement at {event.location}", REPORT_REMEDY)
     database = bytes(body[at : at + database_size]).decode("utf-8", "surrogateescape")
     rest = body[at + database_size + 1 :]
-    text = decompress_mariadb(rest, event) if compressed else bytes(rest)
+    text = decompress_mariadb(rest, event) if event.type == QUERY_COMPRESSED else bytes(rest)
     mode = status.get(_SQL_MODE, 0)
     quoting = Quoting(not mode & _NO_BACKSLASH_ESCAPES, bool(mode & _ANSI_QUOTES))
     session = StatementSession(

@@ -25,12 +25,13 @@ from airflow_provider_cdc.mysql.binlog.events.wire_types import read_length_enco
 
 RowsOperation = Literal["insert", "update", "delete"]
 
-#: Operations by event type; compressed types are mapped by UNCOMPRESSED_TYPES first.
-ROWS_OPERATIONS: dict[int, RowsOperation] = {
+_OPERATIONS: dict[int, RowsOperation] = {
     **dict.fromkeys((WRITE_ROWS_V1, WRITE_ROWS), "insert"),
     **dict.fromkeys((UPDATE_ROWS_V1, UPDATE_ROWS), "update"),
     **dict.fromkeys((DELETE_ROWS_V1, DELETE_ROWS), "delete"),
 }
+#: Operations by event type, including the compressed types.
+ROWS_OPERATIONS = _OPERATIONS | {kind: _OPERATIONS[written] for kind, written in UNCOMPRESSED_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,12 @@ class RowsEvent:
         return self.table.schema
 
 
-def parse_rows_event(event: BinlogEvent, operation: RowsOperation, table: TableMap) -> RowsEvent:
+def parse_rows_event(event: BinlogEvent, table: TableMap) -> RowsEvent:
     """Parse the part of a rows event before its row images.
 
     :raises TerminalError: if the event is cut off, or its images lack required columns.
     """
-    body, label = event.body, table.schema.label
+    body, label, operation = event.body, table.schema.label, ROWS_OPERATIONS[event.type]
     try:
         written = UNCOMPRESSED_TYPES.get(event.type, event.type)
         at = 8 if written in ROWS_EVENTS_V1 else 8 + int.from_bytes(body[8:10], "little")

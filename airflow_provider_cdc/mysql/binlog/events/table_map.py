@@ -9,7 +9,7 @@ it is an error for the table at that value.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 from airflow_provider_cdc.model.errors import TerminalError
@@ -282,4 +282,4 @@ def with_exact_members(column: Column, table: TableMap, decoders: CharsetDecoder
             "the catalog",
             table.location,
         )
-    return replace(column, members=members)
+    return column.replace(members=members)

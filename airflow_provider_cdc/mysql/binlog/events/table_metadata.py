@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_provider_cdc.model.schema import (
-    INTEGER_TYPES,
-    MEMBER_TYPES,
-    TEXT_TYPES,
-    Column,
-    TableSchema,
-)
+from airflow_provider_cdc.model.schema import INTEGER_TYPES, MEMBER_TYPES, TEXT_TYPES, Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.wire_types import (
     BLOB,
     BLOB_COMPRESSED,

@@ -20,29 +20,23 @@ from airflow_provider_cdc.model.table_names import fold_table
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent, fail_at_event, fail_table_at_event
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     BETWEEN_TRANSACTIONS,
-    EVENTS_WITHOUT_ROWS,
     EXECUTE_LOAD_QUERY,
     HEARTBEATS,
     INCIDENT,
     PARTIAL_UPDATE_ROWS,
     QUERY,
     QUERY_COMPRESSED,
+    SKIPPED_EVENTS,
     TABLE_MAP,
     TRANSACTION_PAYLOAD,
     TRANSACTION_STARTS,
-    UNCOMPRESSED_TYPES,
     XA_PREPARE,
     XID,
 )
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import parse_gtid_event
 from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
 from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent, parse_query_event
-from airflow_provider_cdc.mysql.binlog.events.rows_event import (
-    ROWS_OPERATIONS,
-    RowsEvent,
-    RowsOperation,
-    parse_rows_event,
-)
+from airflow_provider_cdc.mysql.binlog.events.rows_event import ROWS_OPERATIONS, RowsEvent, parse_rows_event
 from airflow_provider_cdc.mysql.binlog.events.spill import spill_to_disk
 from airflow_provider_cdc.mysql.binlog.events.statement_guard import (
     THREAD_SPECIFIC_FLAG,
@@ -96,28 +90,21 @@ class Transaction:
     may_be_temporary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReachedPosition:
-    """A position up to which the binlog has been read, with no open transaction."""
-
-    file: str
-    position: int
-
-
 def read_transactions(
     events: Iterable[BinlogEvent],
     captured: CapturedTables,
     collations: Collations = NO_COLLATIONS,
     *,
     yield_ddl: bool = False,
-) -> Iterator[Transaction | ReachedPosition]:
+) -> Iterator[Transaction | Position]:
     """Assemble events into whole transactions.
 
     :param events: events from the start of a transaction on.
     :param captured: definitions of the captured tables.
     :param collations: the server's collations; not needed without captured tables.
     :param yield_ddl: report definition changes in ``Transaction.altered_tables`` instead of raising an error.
-    :returns: every transaction, including those without captured rows, and every position reached between them.
+    :returns: every transaction, including those without captured rows, and every position that is reached while none
+        is open.
     :raises TerminalError: for anything that cannot be parsed or applied.
     :raises DdlError: for a statement that changes a captured table.
     """
@@ -189,7 +176,7 @@ class TransactionAssembler:
         # Table maps repeat constantly, so those that have been checked are cached by definition and content.
         self.checked_table_maps: dict[tuple[str, tuple[Column, ...], bytes], TableMap] = {}
 
-    def feed(self, event: BinlogEvent) -> Iterator[Transaction | ReachedPosition]:
+    def feed(self, event: BinlogEvent) -> Iterator[Transaction | Position]:
         """Process the next event.
 
         :returns: the transaction or position that it completes, if any.
@@ -200,24 +187,18 @@ class TransactionAssembler:
         if kind == TABLE_MAP:
             self._handle_table_map(event)
         elif kind in ROWS_OPERATIONS:
-            self._handle_rows(event, ROWS_OPERATIONS[kind])
+            self._handle_rows(event)
         elif kind in TRANSACTION_STARTS:
             self._begin_transaction(event)
-        elif kind in UNCOMPRESSED_TYPES:
-            self._handle_rows(event, ROWS_OPERATIONS[UNCOMPRESSED_TYPES[kind]])
-        elif kind == QUERY:
+        elif kind in (QUERY, QUERY_COMPRESSED, EXECUTE_LOAD_QUERY):
             yield from self._handle_statement(event, parse_query_event(event))
-        elif kind == EXECUTE_LOAD_QUERY:
-            yield from self._handle_statement(event, parse_query_event(event, extra=13))
-        elif kind == QUERY_COMPRESSED:
-            yield from self._handle_statement(event, parse_query_event(event, compressed=True))
         elif kind == XID:
             yield self._end_transaction(event)
         elif kind == XA_PREPARE:
             yield self._handle_xa_prepare(event)
         elif kind in HEARTBEATS:
             if self.open_transaction is None:
-                yield ReachedPosition(event.file, event.position)
+                yield Position(event.file, event.position)
         elif kind in BETWEEN_TRANSACTIONS:
             if self.open_transaction is not None:
                 raise TornFileError(
@@ -225,8 +206,8 @@ class TransactionAssembler:
                     f"{event.type})",
                     "Nothing proves that the binlog continues here without a gap: start with a fresh sink.path",
                 )
-            yield ReachedPosition(event.file, event.position)
-        elif kind not in EVENTS_WITHOUT_ROWS:
+            yield Position(event.file, event.position)
+        elif kind not in SKIPPED_EVENTS:
             self._fail_unsupported(event)
 
     def _fail_unsupported(self, event: BinlogEvent) -> None:
@@ -390,13 +371,13 @@ class TransactionAssembler:
                 return
         tx.table_maps[table_id] = self.checked_table_maps[known]
 
-    def _handle_rows(self, event: BinlogEvent, kind: RowsOperation) -> None:
+    def _handle_rows(self, event: BinlogEvent) -> None:
         tx = self._require_transaction(event)
         body = event.body
         table_id = int.from_bytes(body[:6], "little")
         if table_id in tx.table_maps:
             if table := tx.table_maps[table_id]:
-                tx.add_rows(parse_rows_event(event, kind, table))
+                tx.add_rows(parse_rows_event(event, table))
         elif table_id != _NO_TABLE:
             fail_at_event(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
         self._handle_statement_end(event, tx)

@@ -8,7 +8,7 @@ from contextlib import closing
 from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 
@@ -66,7 +66,7 @@ def parse_xa_entry(text: str) -> tuple[str, Position | None]:
 
 def read_prepared_rows(
     entries: Iterable[str],
-    open_at: Callable[[Position], BinlogStream],
+    open_at: OpenStreamAt,
     captured: CapturedTables,
 ) -> dict[str, tuple[RowsEvent, ...]]:
     """Read the rows of prepared XA transactions from the binlog.

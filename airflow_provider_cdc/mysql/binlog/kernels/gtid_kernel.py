@@ -12,7 +12,6 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     ANONYMOUS_KIND,
     CHANGED_TABLES,
     COMMIT_US,
-    EXPECTED_END,
     FOR_PYTHON,
     GTID_HIGH,
     GTID_KIND,
@@ -26,6 +25,7 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     POSITION,
     START_POSITION,
     STATEMENT_NUMBER,
+    TRANSACTION_END,
     TRANSACTION_NUMBER,
 )
 from airflow_provider_cdc.native.primitives import inlined, not_inlined, read16, read32, read64
@@ -136,7 +136,7 @@ def _read_tagged(data: Any, at: Any, end: Any, state: Any) -> Any:
     if seen & _NEEDED != _NEEDED:
         return FOR_PYTHON
     if length > np.uint64(0) and length < np.uint64(1 << 40):
-        state[EXPECTED_END] = state[POSITION] + np.int64(length)
+        state[TRANSACTION_END] = state[POSITION] + np.int64(length)
     return DONE
 
 
@@ -146,7 +146,7 @@ def open_by_gtid(data: Any, event: Any, at: Any, end: Any, kind: Any, state: Any
     if state[IS_OPEN] != 0:
         return FOR_PYTHON
     seconds = np.int64(read32(data, event)) * 1_000_000
-    state[EXPECTED_END], state[HAS_BEGUN] = 0, 0
+    state[TRANSACTION_END], state[HAS_BEGUN] = 0, 0
     for i in range(4):
         state[GTID_TAG_WORDS + i] = 0
     if kind == GTID_TAGGED:
@@ -192,7 +192,7 @@ def open_by_gtid(data: Any, event: Any, at: Any, end: Any, kind: Any, state: Any
         elif end - at >= 9 and data[at] == 254:
             length = np.int64(read64(data, at + 1))
         if length > 0 and length < 1 << 40:
-            state[EXPECTED_END] = state[POSITION] + length
+            state[TRANSACTION_END] = state[POSITION] + length
     state[IS_OPEN], state[START_POSITION] = 1, state[POSITION]
     state[STATEMENT_NUMBER] += 1
     state[TRANSACTION_NUMBER] += 1

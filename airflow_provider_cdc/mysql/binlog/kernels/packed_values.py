@@ -24,7 +24,8 @@ from airflow_provider_cdc.native.primitives import (
 _DONE, _VALUE, _DAMAGED = 0, 3, 4
 _DAY = 86_400_000_000
 _MASK = 0xFFFF_FFFF
-_OLD_SHIFT = 838 * 3600 + 59 * 60 + 60  # as in values
+# Seconds added to a TIME with a fraction in the format of MariaDB 5.3: one more than its maximum.
+_OLD_SHIFT = 838 * 3600 + 59 * 60 + 60
 
 
 @inlined  # type: ignore[untyped-decorator]
@@ -143,7 +144,11 @@ def read_old_timestamp(data: Any, at: Any, size: Any, digits: Any) -> Any:
 
 @inlined  # type: ignore[untyped-decorator]
 def read_old_time(data: Any, at: Any, size: Any, digits: Any) -> Any:
-    """Read a TIME in the format of MariaDB 5.3, like :func:`read_time`; see ``values.unpack_old_time``."""
+    """Read a TIME in the format of MariaDB 5.3, like :func:`read_time`.
+
+    Without a fraction it is the signed number hhmmss; otherwise seconds and fraction form one number, offset so that it
+    is never negative.
+    """
     if digits == 0:
         number = np.int64(np.int32(read32(data, at) << np.uint32(8))) >> 8
         whole = abs(number)

@@ -20,11 +20,11 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     ANONYMOUS_GTID,
     DELETE_ROWS,
     DELETE_ROWS_V1,
-    EVENTS_WITHOUT_ROWS,
     GTID,
     GTID_TAGGED,
     MARIADB_GTID,
     QUERY,
+    SKIPPED_EVENTS,
     TABLE_MAP,
     TRANSACTION_PAYLOAD,
     UPDATE_ROWS,
@@ -61,7 +61,6 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     COUNTED_ROWS,
     DECODED_BYTES,
     ENDED_TRANSACTIONS,
-    EXPECTED_END,
     FAILED_TABLE,
     FILE_SEQ,
     FOR_PYTHON,
@@ -98,6 +97,7 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     RUN_SEQ,
     SOURCE_FIELDS,
     STATEMENT_NUMBER,
+    TRANSACTION_END,
     TRANSACTION_NUMBER,
     UNPACKED_COUNT,
     UNPACKED_END,
@@ -124,7 +124,7 @@ from airflow_provider_cdc.native.primitives import (
 
 #: Whether an event type carries no rows, indexed by event type.
 _WITHOUT_ROWS: Any = np.zeros(256, np.bool_)
-_WITHOUT_ROWS[list(EVENTS_WITHOUT_ROWS)] = True
+_WITHOUT_ROWS[list(SKIPPED_EVENTS)] = True
 _ARTIFICIAL, _STMT_END = 0x20, 1
 _NO_TABLE = 0xFF_FFFF
 _BEGIN = int.from_bytes(b"BEGIN", "little")
@@ -244,7 +244,7 @@ def _read_rows_event(
             change = UPDATE
         else:
             change = DELETE if kind == DELETE_ROWS or kind == DELETE_ROWS_V1 else INSERT
-        seq = state[FILE_SEQ] + state[EXPECTED_END]
+        seq = state[FILE_SEQ] + state[TRANSACTION_END]
         why = read_images(
             data,
             at,
@@ -277,7 +277,7 @@ def _end_transaction(position: Any, state: Any, tables: Any, touched: Any, runs:
     if state[COUNT_ONLY]:
         for i in range(state[CHANGED_TABLES]):
             state[COUNTED_ROWS] += tables[touched[i], ROW_COUNT] - tables[touched[i], OPEN_FIRST_ROW]
-    elif state[EXPECTED_END] != position:
+    elif state[TRANSACTION_END] != position:
         for i in range(state[CHANGED_TABLES]):
             if tables[touched[i], OPEN_ROWS_TAKEN]:
                 return WRONG_END

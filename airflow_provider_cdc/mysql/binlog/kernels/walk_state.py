@@ -43,7 +43,7 @@ NEED_DATA, FOR_PYTHON, PAUSE, WRONG_END, NEED_UNPACKED = range(10, 15)
     _TAG_3,
     _TAG_4,
     GTID_NUMBER,
-    EXPECTED_END,  # announced end of the transaction, or 0
+    TRANSACTION_END,  # announced end of the transaction, or 0
     STATEMENT_NUMBER,  # what was recorded under another number of the statement or transaction is no longer valid
     TRANSACTION_NUMBER,
     CHANGED_TABLES,  # number of tables that the transaction has changed

@@ -13,8 +13,6 @@ OLD_TEMPORAL_SIZES = {
     "timestamp": (4, 5, 5, 6, 6, 7, 7),
     "time": (3, 4, 4, 5, 5, 5, 6),
 }
-#: Seconds added to a TIME with a fraction in that format, so that it is never negative: one more than its maximum.
-_OLD_TIME_SHIFT = 838 * 3600 + 59 * 60 + 60
 
 
 def decimal_size(precision: int, scale: int) -> int:
@@ -61,14 +59,13 @@ class DateTimeParts(NamedTuple):
     micros: int
 
 
-def unpack_datetime(packed: int, fraction: int = 0) -> DateTimeParts:
-    """Return the parts of a packed DATETIME.
+def unpack_datetime(packed: int) -> DateTimeParts:
+    """Return the parts of a packed DATETIME without its fraction.
 
     :param packed: year*13+month, day, hour, minute, second in 17+5+5+6+6 bits.
-    :param fraction: microseconds.
     """
     year, month = divmod(packed >> 22, 13)
-    return DateTimeParts(year, month, packed >> 17 & 31, packed >> 12 & 31, packed >> 6 & 63, packed & 63, fraction)
+    return DateTimeParts(year, month, packed >> 17 & 31, packed >> 12 & 31, packed >> 6 & 63, packed & 63, 0)
 
 
 def unpack_time(packed: int) -> tuple[int, int, int]:
@@ -95,24 +92,3 @@ def unpack_old_datetime(raw: bytes, digits: int) -> DateTimeParts:
         parts.append(part)
     second, minute, hour, day, month = parts
     return DateTimeParts(rest, month, day, hour, minute, second, fraction * 10 ** (6 - digits))
-
-
-def unpack_old_timestamp(raw: bytes, digits: int) -> tuple[int, int]:
-    """Return seconds since the epoch and microseconds of a TIMESTAMP in the format of MariaDB 5.3."""
-    if not digits:
-        return int.from_bytes(raw, "little"), 0
-    return int.from_bytes(raw[:4], "big"), int.from_bytes(raw[4:], "big") * 10 ** (6 - digits)
-
-
-def unpack_old_time(raw: bytes, digits: int) -> int:
-    """Return the microseconds of a TIME in the format of MariaDB 5.3.
-
-    Without a fraction it is the signed number hhmmss; otherwise seconds and fraction form one number, offset so that it
-    is never negative.
-    """
-    if not digits:
-        number = int.from_bytes(raw, "little", signed=True)
-        size = abs(number)
-        seconds = size // 10_000 * 3600 + size // 100 % 100 * 60 + size % 100
-        return (-seconds if number < 0 else seconds) * 1_000_000
-    return (int.from_bytes(raw, "big") - _OLD_TIME_SHIFT * int(10**digits)) * int(10 ** (6 - digits))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import CdcError, DamageError, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
 from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.statement_guard import IndirectWritesLookup
@@ -44,7 +45,7 @@ class BinlogReader:
 
     def __init__(
         self,
-        open_at: Callable[[Position], BinlogStream],
+        open_at: OpenStreamAt,
         captured: CapturedTables,
         timeline: Timeline,
         decoders: CharsetDecoders = UNICODE_DECODERS,
@@ -55,7 +56,7 @@ class BinlogReader:
         yield_ddl: bool = False,
         indirect_writes: IndirectWritesLookup | None = None,
     ) -> None:
-        self._open_at, self._captured, self._lineage, self._texts = open_at, captured, timeline, decoders
+        self._open_at, self._captured, self.timeline, self._texts = open_at, captured, timeline, decoders
         self._walker_options: dict[str, Any] = {
             "count_only": count_only,
             "with_before_images": with_before_images,
@@ -73,7 +74,7 @@ class BinlogReader:
         #: Creation times of binlog files by name: known beforehand, or read over any of the connections.
         self.file_start_times: dict[str, int] = {}
 
-    def expect_offset(self, offset: Offset) -> None:
+    def remember_file_start(self, offset: Offset) -> None:
         """Remember when an offset's binlog file was created; reading stops at another file of the same name."""
         if offset.file_start_time:
             self.file_start_times.setdefault(offset.at.file, offset.file_start_time)
@@ -132,10 +133,12 @@ class BinlogReader:
         return rescued + walker.take_changes(key_filter)
 
     def take_gtids(self) -> dict[int, str]:
-        """Return GTIDs, by ``_cdc_seq``, of the transactions that :meth:`take_changes` took since the last call."""
+        """Return GTIDs, by ``_cdc_seq``, of the transactions with rows that were read since the last call.
+
+        Keep them for later calls of :meth:`take_changes`: a transaction may be taken in parts, or not yet.
+        """
         names, self._gtids_by_seq = self._gtids_by_seq, {}
-        # While changes wait for the end of a transaction that is not announced, so do their GTIDs.
-        return names | (self._walker.take_gtids() if self._walker is not None and self._walker.can_take else {})
+        return names | (self._walker.take_gtids() if self._walker is not None else {})
 
     def decode_rows(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
         """Decode row events that become visible at the current position.
@@ -198,7 +201,7 @@ class BinlogReader:
         self._walker = BinlogWalker(
             self._stream,
             self._captured,
-            lambda file: self._lineage.seq(Position(file, 0)),
+            lambda file: self.timeline.seq(Position(file, 0)),
             self._texts,
             **self._walker_options,
         )

@@ -48,10 +48,8 @@ class BlockBuffer:
                 return None
             at = int(state[walk_state.BLOCK_AT])
             pieces.append(self.data[at + 4 : at + 4 + size].tobytes())
-            state[walk_state.BLOCK_AT], state[walk_state.PACKET_NUMBER] = (
-                at + 4 + size,
-                (state[walk_state.PACKET_NUMBER] + 1) & 255,
-            )
+            state[walk_state.BLOCK_AT] = at + 4 + size
+            state[walk_state.PACKET_NUMBER] = (state[walk_state.PACKET_NUMBER] + 1) & 255
             if size < _LARGEST_PACKET:
                 return b"".join(pieces)
 

@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.unsupported_values import UnsupportedValue
-from airflow_provider_cdc.mysql.binlog.events.table_map import (
-    TableMap,
-)
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as kernel
 from airflow_provider_cdc.mysql.binlog.plain.values import unpack_datetime, unpack_old_datetime
 from airflow_provider_cdc.mysql.binlog.walk.column_plan import SKIPPED_TYPE, ColumnPlan, convert_each, plan_column
@@ -93,12 +91,8 @@ class ChangeBuffer:
 
     def has_layout_of(self, table: TableMap) -> bool:
         """Return whether rows announced by another table map are decoded in the same way."""
-        own_map = self.table_map
-        return (table.schema, table.columns, table.member_bytes) == (
-            own_map.schema,
-            own_map.columns,
-            own_map.member_bytes,
-        )
+        own = self.table_map
+        return (table.schema, table.columns, table.member_bytes) == (own.schema, own.columns, own.member_bytes)
 
     def describe_invalid_date(self, column: int, data: Any, at: int) -> str:
         """Describe the invalid date at an offset in the data."""

@@ -109,10 +109,8 @@ class ChangeBuffers:
         space, state = self._buffers[slot], self._state
         if space.table_line[row_kernel.CHANGED_BY] != state[walk_state.TRANSACTION_NUMBER]:
             space.table_line[row_kernel.CHANGED_BY] = state[walk_state.TRANSACTION_NUMBER]
-            space.table_line[row_kernel.OPEN_FIRST_ROW], space.table_line[row_kernel.OPEN_ROWS_TAKEN] = (
-                space.row_count,
-                0,
-            )
+            space.table_line[row_kernel.OPEN_FIRST_ROW] = space.row_count
+            space.table_line[row_kernel.OPEN_ROWS_TAKEN] = 0
             self.changed_slots[state[walk_state.CHANGED_TABLES]] = slot
             state[walk_state.CHANGED_TABLES] += 1
 

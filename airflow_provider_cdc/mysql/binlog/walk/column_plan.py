@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,7 +25,7 @@ from airflow_provider_cdc.mysql.binlog.kernels import row_kernel as kernel
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import decompress_column, inet_text, uuid_texts
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_TEMPORAL_SIZES, decimal_size
 from airflow_provider_cdc.mysql.client.charsets import CharsetDecoders, NoRoundTripError
-from airflow_provider_cdc.native.buffers import copy_to_arrow
+from airflow_provider_cdc.native.buffers import to_vectors
 
 _INTEGERS = {
     "tinyint": (1, kernel.COPY_1, kernel.WIDEN_1),
@@ -137,7 +136,7 @@ def plan_column(
     if kind in GEOMETRY_TYPES:
         return ColumnPlan(kernel.BYTES, size, arrow, _ANY_LENGTH)
     if kind == "vector":
-        return ColumnPlan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=_to_vectors)
+        return ColumnPlan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=to_vectors)
     raise unknown_type_error(column)
 
 
@@ -205,12 +204,3 @@ def _set_members(members: Sequence[str]) -> Callable[[pa.Array], pa.Array]:
         return pa.array(texts, pa.string()).take(known.indices)
 
     return finish
-
-
-def _to_vectors(values: pa.Array) -> pa.Array:
-    offsets = np.frombuffer(values.buffers()[1], np.int32)[: len(values) + 1]
-    if (offsets % 4).any():
-        raise ValueError("a vector with a part of a number")
-    floats = pa.Array.from_buffers(pa.float32(), int(offsets[-1]) // 4, [None, values.buffers()[2]])
-    numbers = copy_to_arrow(offsets // 4)
-    return pa.Array.from_buffers(pa.list_(pa.float32()), len(values), [values.buffers()[0], numbers], children=[floats])

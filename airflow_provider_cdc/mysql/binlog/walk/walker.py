@@ -24,12 +24,7 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRAN
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.statement_guard import IndirectWritesLookup
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, parse_table_map_head
-from airflow_provider_cdc.mysql.binlog.events.transactions import (
-    OpenTransaction,
-    ReachedPosition,
-    Transaction,
-    TransactionAssembler,
-)
+from airflow_provider_cdc.mysql.binlog.events.transactions import OpenTransaction, Transaction, TransactionAssembler
 from airflow_provider_cdc.mysql.binlog.kernels import row_kernel, walk_kernel, walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc_tables
 from airflow_provider_cdc.mysql.binlog.walk.blocks import BlockBuffer
@@ -86,12 +81,8 @@ class BinlogWalker:
         self._python_tables: dict[int, tuple[int, TableMap | None]] = {}
         self._failure: TransientError | TornFileError | None = None
         state = self._state
-        state[walk_state.WITH_BEFORE_IMAGES], state[walk_state.COUNT_ONLY], state[walk_state.WITH_GTIDS] = (
-            with_before_images,
-            count_only,
-            with_gtids,
-        )
-        state[walk_state.BYTE_BUDGET] = byte_budget
+        state[walk_state.WITH_BEFORE_IMAGES], state[walk_state.COUNT_ONLY] = with_before_images, count_only
+        state[walk_state.WITH_GTIDS], state[walk_state.BYTE_BUDGET] = with_gtids, byte_budget
         state[walk_state.MARIADB] = stream.is_mariadb
         state[walk_state.LAST_END] = stream.position
         self._safe_file = stream.file
@@ -145,9 +136,8 @@ class BinlogWalker:
             moved = True
             here = Position(self._safe_file, int(state[walk_state.LAST_END]))
             far = until is not None and until <= here
-            over = (far or state[walk_state.COUNTED_ROWS] >= state[walk_state.MAX_COUNTED_ROWS]) and not state[
-                walk_state.IS_OPEN
-            ]
+            far = far or state[walk_state.COUNTED_ROWS] >= state[walk_state.MAX_COUNTED_ROWS]
+            over = far and not state[walk_state.IS_OPEN]
             if item is not None or why == walk_state.PAUSE or over:
                 yield self._make_step(item)
                 item = None
@@ -178,10 +168,10 @@ class BinlogWalker:
         The open transaction is included if its end is known.
         """
         state, names = self._state, self._gtids.take_by_seq()
-        if state[walk_state.IS_OPEN] and state[walk_state.EXPECTED_END]:
+        if state[walk_state.IS_OPEN] and state[walk_state.TRANSACTION_END]:
             known = self._transaction is not None and self._transaction_number == state[walk_state.TRANSACTION_NUMBER]
             gtid = self._transaction.gtid if known and self._transaction is not None else self._gtids.open_gtid()
-            names[int(state[walk_state.FILE_SEQ] + state[walk_state.EXPECTED_END])] = gtid
+            names[int(state[walk_state.FILE_SEQ] + state[walk_state.TRANSACTION_END])] = gtid
         return names
 
     def decode_rows(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
@@ -191,13 +181,13 @@ class BinlogWalker:
     @property
     def can_take(self) -> bool:
         """Whether the ``_cdc_seq`` of all changes is known; false inside a transaction whose end is not known."""
-        return not self._state[walk_state.IS_OPEN] or bool(self._state[walk_state.EXPECTED_END])
+        return not self._state[walk_state.IS_OPEN] or bool(self._state[walk_state.TRANSACTION_END])
 
     def expect_end(self, end: Position) -> None:
         """Set where the open transaction is expected to end and number its changes; verified when it ends."""
         state = self._state
-        if state[walk_state.IS_OPEN] and not state[walk_state.EXPECTED_END]:
-            state[walk_state.EXPECTED_END] = end.position
+        if state[walk_state.IS_OPEN] and not state[walk_state.TRANSACTION_END]:
+            state[walk_state.TRANSACTION_END] = end.position
             for space in self._buffers.changed_buffers():
                 space.renumber(int(space.table_line[row_kernel.OPEN_FIRST_ROW]), self._seq_of(end.file) + end.position)
 
@@ -286,13 +276,10 @@ class BinlogWalker:
 
     def _assemble_event(self, event: BinlogEvent) -> Transaction | None:
         assembler, state = self._assembler, self._state
-        open_before, known = (
-            assembler.open_transaction,
-            len(assembler.open_transaction.rows) if assembler.open_transaction else 0,
-        )
-        transaction = None
+        open_before, transaction = assembler.open_transaction, None
+        known = len(open_before.rows) if open_before else 0
         for result in assembler.feed(event):
-            if isinstance(result, ReachedPosition):
+            if isinstance(result, Position):
                 state[walk_state.LAST_END], self._safe_file = result.position, result.file
             else:
                 transaction = result
@@ -301,11 +288,11 @@ class BinlogWalker:
             if open_now is not open_before:
                 state[walk_state.STATEMENT_NUMBER] += 1
                 state[walk_state.TRANSACTION_NUMBER] += 1
-                state[walk_state.CHANGED_TABLES], state[walk_state.EXPECTED_END] = 0, 0
+                state[walk_state.CHANGED_TABLES], state[walk_state.TRANSACTION_END] = 0, 0
                 known = 0
             # Rows of XA transactions are kept undecoded: they may never become visible.
             if not open_now.is_xa or state[walk_state.COUNT_ONLY]:
-                seq = int(state[walk_state.FILE_SEQ] + state[walk_state.EXPECTED_END])
+                seq = int(state[walk_state.FILE_SEQ] + state[walk_state.TRANSACTION_END])
                 for rows in open_now.rows[known:]:
                     self._buffers.mark_changed(self._buffers.slot_of(rows.table))
                     self._buffers.decode_rows(rows, seq, open_now.commit_us, self._location())
@@ -318,15 +305,8 @@ class BinlogWalker:
             return None
         self._finish_transaction(transaction)
         late = open_before is not None and open_before.is_xa and transaction.rows
-        return (
-            transaction
-            if late
-            or transaction.xa_prepared
-            or transaction.xa_finished
-            or transaction.emptied_table
-            or transaction.altered_tables
-            else None
-        )
+        is_xa = late or transaction.xa_prepared or transaction.xa_finished
+        return transaction if is_xa or transaction.emptied_table or transaction.altered_tables else None
 
     def _announce_table_map(self, event: BinlogEvent, now: OpenTransaction) -> None:
         """Tell the kernel about a table map."""
@@ -349,23 +329,16 @@ class BinlogWalker:
         """Number the rows of a transaction that ended in Python, or discard them if it was rolled back."""
         state = self._state
         seq = self._seq_of(transaction.file) + transaction.position
-        if (
-            transaction.xa_prepared is not None
-            and state[walk_state.CHANGED_TABLES]
-            and not state[walk_state.COUNT_ONLY]
-        ):
-            # Its rows would have to wait for XA COMMIT, but they have been decoded already.
+        has_decoded_rows = state[walk_state.CHANGED_TABLES] and not state[walk_state.COUNT_ONLY]
+        if transaction.xa_prepared is not None and has_decoded_rows:  # they would have to wait for XA COMMIT
             raise TerminalError(
                 f"XA PREPARE of a transaction that did not begin as XA, at {transaction.file}:{transaction.position}",
                 REPORT_REMEDY,
             )
         for space in self._buffers.changed_buffers():
-            first, is_gone = (
-                int(space.table_line[row_kernel.OPEN_FIRST_ROW]),
-                bool(space.table_line[row_kernel.OPEN_ROWS_TAKEN]),
-            )
-            wrong = state[walk_state.EXPECTED_END] != transaction.position or not transaction.rows
-            if is_gone and wrong:
+            first = int(space.table_line[row_kernel.OPEN_FIRST_ROW])
+            wrong = state[walk_state.TRANSACTION_END] != transaction.position or not transaction.rows
+            if wrong and space.table_line[row_kernel.OPEN_ROWS_TAKEN]:
                 self._handle_stop(walk_state.WRONG_END)
             if not transaction.rows:
                 space.truncate(first)
@@ -388,17 +361,13 @@ class BinlogWalker:
         number = int(state[walk_state.TRANSACTION_NUMBER])
         if self._transaction is None or self._transaction_number != number:
             start, commit_us = int(state[walk_state.START_POSITION]), int(state[walk_state.COMMIT_US])
-            self._transaction, self._transaction_number = (
-                OpenTransaction(self._gtids.open_gtid(), commit_us, stream.file, start),
-                number,
-            )
+            self._transaction = OpenTransaction(self._gtids.open_gtid(), commit_us, stream.file, start)
+            self._transaction_number = number
         tx = assembler.open_transaction = self._transaction
         tx.has_begun = bool(state[walk_state.HAS_BEGUN])
-        tx.table_maps = self._buffers.announced_table_maps()
-        number = int(state[walk_state.STATEMENT_NUMBER])
-        tx.table_maps |= {
-            table_id: table for table_id, (said_in, table) in self._python_tables.items() if said_in == number
-        }
+        statement = int(state[walk_state.STATEMENT_NUMBER])
+        python_tables = {i: table for i, (said_in, table) in self._python_tables.items() if said_in == statement}
+        tx.table_maps = self._buffers.announced_table_maps() | python_tables
         if tx.is_xa:
             return
         place = f"{stream.file}:{tx.start}"

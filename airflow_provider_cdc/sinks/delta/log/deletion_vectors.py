@@ -11,12 +11,11 @@ import struct
 import uuid
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from pyroaring import BitMap, BitMap64
 
 from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Folder of the vector files in the table's folder.
@@ -26,13 +25,17 @@ _MAGIC = 1681511377
 _PYTHON_BASE85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _TO_Z85, _FROM_Z85 = str.maketrans(_PYTHON_BASE85, _Z85), str.maketrans(_Z85, _PYTHON_BASE85)
+_LOG_NAMES = {
+    "storage_type": "storageType",
+    "path_or_inline": "pathOrInlineDv",
+    "size_bytes": "sizeInBytes",
+}
 #: Length of a UUID in base 85.
 _UUID_LENGTH = 20
 
 
-@dataclass(frozen=True)
-class DeletionVector:
-    """The location of a deletion vector, as recorded in the log.
+class DeletionVector(JsonRecord, frozen=True, rename=_LOG_NAMES, forbid_unknown_fields=False):
+    """The location of a deletion vector; its JSON is that of an action in the log.
 
     :param storage_type: ``u`` for a file of the table, ``i`` for the log itself, ``p`` for a file anywhere.
     :param path_or_inline: folder and UUID of the file for ``u``, the bytes for ``i``, the path for ``p``.
@@ -47,36 +50,13 @@ class DeletionVector:
     cardinality: int
     offset: int | None = None
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> DeletionVector:
-        """Return the vector described in an action of the log."""
-        return cls(
-            value["storageType"],
-            value["pathOrInlineDv"],
-            int(value["sizeInBytes"]),
-            int(value["cardinality"]),
-            value.get("offset"),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the value for an action of the log."""
-        fields = {
-            "storageType": self.storage_type,
-            "pathOrInlineDv": self.path_or_inline,
-            "sizeInBytes": self.size_bytes,
-        }
-        offset = {} if self.offset is None else {"offset": self.offset}
-        return {**fields, **offset, "cardinality": self.cardinality}
-
     @property
     def file_name(self) -> str | None:
         """Name of its file in the table's folder; ``None`` if it is elsewhere."""
         if self.storage_type != "u":
             return None
-        folder, number = (
-            self.path_or_inline[:-_UUID_LENGTH],
-            uuid.UUID(bytes=_from_z85(self.path_or_inline[-_UUID_LENGTH:])),
-        )
+        folder = self.path_or_inline[:-_UUID_LENGTH]
+        number = uuid.UUID(bytes=_from_z85(self.path_or_inline[-_UUID_LENGTH:]))
         return f"{folder}/deletion_vector_{number}.bin" if folder else f"deletion_vector_{number}.bin"
 
 

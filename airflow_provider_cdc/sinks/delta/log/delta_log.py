@@ -173,7 +173,7 @@ class DeltaLog:
             if self.version - self._forgot_at_version >= _FORGET_EVERY:
                 self._forgot_at_version, retention = self.version, file_retention(self.configuration)
                 self.forget_tombstones(
-                    -1 if retention is None else self.newest_version_older_than(retention + _REMEMBER_SECONDS)
+                    -1 if retention is None else self.newest_version_seen_before(retention + _REMEMBER_SECONDS)
                 )
         return is_committed
 
@@ -195,7 +195,7 @@ class DeltaLog:
         modified = self.storage.modified_at(self._commit_name(version))
         return float("inf") if modified is None else modified
 
-    def newest_version_older_than(self, seconds: float) -> int:
+    def newest_version_seen_before(self, seconds: float) -> int:
         """Return the newest version that this process saw at least ``seconds`` ago, by its own clock; -1 for none.
 
         A version counts only if this method was called while it was current, so it must be called regularly.
@@ -205,7 +205,7 @@ class DeltaLog:
         self._versions_by_time = [*self._versions_by_time[max(0, len(old_versions) - 1) :], (clock, self.version)]
         return max(old_versions, default=-1)
 
-    def date_tombstones(self, version: int) -> None:
+    def assign_tombstone_versions(self, version: int) -> None:
         """Determine which tombstones from the checkpoint that this log was read from are newer than a version.
 
         :param version: version after which all commits are in the log.

@@ -134,16 +134,19 @@ def merge_protocols(current: Mapping[str, Any], needed: Mapping[str, Any]) -> Ma
     return _protocol_naming(readers | more_readers, writers | more_writers)
 
 
+def protocol_actions(current: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the action that gives a table another protocol; none if it has it."""
+    return [] if new == current else [{"protocol": new}]
+
+
 def protocol_with_vectors(protocol: Mapping[str, Any], *, vectors: bool) -> Mapping[str, Any]:
     """Return a table's protocol with or without deletion vectors, otherwise unchanged."""
     if vectors:
         return merge_protocols(protocol, _protocol_naming([DELETION_VECTORS], [DELETION_VECTORS, *_BASIC_FEATURES]))
     readers, writers = features_of(protocol)
-    return (
-        _protocol_naming(readers - {DELETION_VECTORS}, writers - {DELETION_VECTORS})
-        if DELETION_VECTORS in readers | writers
-        else protocol
-    )
+    if DELETION_VECTORS not in readers | writers:
+        return protocol
+    return _protocol_naming(readers - {DELETION_VECTORS}, writers - {DELETION_VECTORS})
 
 
 def protocol_with_feed(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> Mapping[str, Any]:
@@ -153,21 +156,18 @@ def protocol_with_feed(protocol: Mapping[str, Any], configuration: Mapping[str, 
 
     :param configuration: properties that the table is to have.
     """
-    return (
-        merge_protocols(protocol, _protocol_naming([], [CHANGE_DATA_FEED, *_BASIC_FEATURES]))
-        if has_feed(configuration)
-        else protocol
-    )
+    if not has_feed(configuration):
+        return protocol
+    return merge_protocols(protocol, _protocol_naming([], [CHANGE_DATA_FEED, *_BASIC_FEATURES]))
 
 
 def switch_vectors_actions(
     protocol: Mapping[str, Any], metadata: Mapping[str, Any], *, vectors: bool
 ) -> list[dict[str, Any]]:
     """Return actions that start the use of deletion vectors, or end it once no file has one."""
-    before = metadata.get("configuration") or {}
-    configuration = {k: v for k, v in before.items() if k != VECTORS_PROPERTY} | (
-        {VECTORS_PROPERTY: "true"} if vectors else {}
-    )
+    configuration = {**(metadata.get("configuration") or {}), VECTORS_PROPERTY: "true"}
+    if not vectors:
+        del configuration[VECTORS_PROPERTY]
     return [
         {"protocol": protocol_with_feed(protocol_with_vectors(protocol, vectors=vectors), configuration)},
         {"metaData": {**metadata, "configuration": configuration}},
@@ -183,8 +183,8 @@ def reconfigure_actions(
     :param new_metadata: metadata that it is to have.
     """
     new_protocol = protocol_with_feed(protocol, new_metadata.get("configuration") or {})
-    protocol_actions = [{"protocol": new_protocol}] if new_protocol is not protocol else []
-    return [*protocol_actions, *([{"metaData": new_metadata}] if new_metadata is not metadata else [])]
+    metadata_actions = [{"metaData": new_metadata}] if new_metadata is not metadata else []
+    return protocol_actions(protocol, new_protocol) + metadata_actions
 
 
 def has_feed(configuration: Mapping[str, str]) -> bool:
@@ -211,14 +211,11 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
     used = _unsupported_features(protocol, metadata)
     if used:
         statements = "; ".join(dict.fromkeys(filter(None, used.values())))
+        removal = f"remove it, in Spark with {statements}, or " if statements else ""
         raise TerminalError(
             f"the {name} uses {', '.join(sorted(used))}",
             "Other software enabled this, and this version cannot merge into such a table: "
-            + (
-                f"remove it, in Spark with {statements}, or use a fresh sink.path"
-                if statements
-                else "use a fresh sink.path"
-            ),
+            f"{removal}use a fresh sink.path",
         )
 
 

@@ -27,7 +27,7 @@ from pyroaring import BitMap
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
 from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat
 from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, count_rows
 from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, read_row_numbers
 
@@ -53,16 +53,15 @@ class ChangeFeedWriter:
     """Writes which rows one commit changes.
 
     :param log: the current state of the table.
-    :param partitioning: how the table is partitioned.
+    :param table_format: format of the table. Without a key, rows are inserted and deleted, but never updated.
     :param key_hasher: computes the hashes by which rows are identified.
-    :param keyed: whether rows are identified by a key; if not, rows are inserted and deleted, but never updated.
     """
 
-    def __init__(self, log: DeltaLog, partitioning: Partitioning, key_hasher: KeyHasher, *, keyed: bool) -> None:
-        self._log, self._storage, self._key_hasher, self._keyed = log, log.storage, key_hasher, keyed
-        self._schema = partitioning.schema
+    def __init__(self, log: DeltaLog, table_format: TableFormat, key_hasher: KeyHasher) -> None:
+        self._log, self._storage, self._key_hasher = log, log.storage, key_hasher
+        self._schema = table_format.schema
         typed = self._schema.append(pa.field(CHANGE_TYPE_COLUMN, pa.string()))
-        self._partitioning = replace(partitioning, schema=typed, row_group_size=None)
+        self._format = replace(table_format, schema=typed, row_group_size=None, stats_column=None)
 
     def write_feed(self, edit: TableEdit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
         """Write the feed of a commit, unless readers can derive it from the commit's actions.
@@ -74,7 +73,7 @@ class ChangeFeedWriter:
         if len({kind for action in actions for kind in ("add", "remove") if kind in action}) < 2:
             return []
         name = f"cdc-{int(time.time())}-{uuid.uuid4().hex}"
-        files = PartitionedWriter(self._storage, FEED_FOLDER, name, self._partitioning, None)
+        files = PartitionedWriter(self._storage, FEED_FOLDER, name, self._format)
         try:
             for rows, kind, update_kind, matched in self._changed_rows(edit):
                 kinds = np.where(matched, update_kind, kind)
@@ -112,7 +111,7 @@ class ChangeFeedWriter:
 
     def _index_new_keys(self, edit: TableEdit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
         """Return an index of the keys of new rows, or ``None`` if it is not needed."""
-        if not self._keyed:
+        if not self._format.key_columns:
             return None
         key_hashes = list[KeyHashes]()
         for file, living in added:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from airflow_provider_cdc.sinks.delta.merge.table_edit import (
     without_dead_rows,
     write_data_files,
 )
-from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_groups, split_by_size
+from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_numbers, split_by_size
 from airflow_provider_cdc.sinks.protocol import Change, MultisetChange, OverwriteRange, PublishSlices, Truncate, Upsert
 
 #: Additional columns of changes: the number of the file that contains the change, and the row in it. Column names of a
@@ -84,7 +84,7 @@ class ChangeMerger:
 
     def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str = HARD) -> None:
         self._log, self._key_lookup, self._deletes = log, key_lookup, deletes
-        self._row_identity, self._key_hasher = key_lookup.row_identity, key_lookup.key_hasher
+        self._format, self._key_hasher = key_lookup.table_format, key_lookup.key_hasher
         self._storage = log.storage
 
     def plan_edit(self, change: Change) -> TableEdit | None:
@@ -95,16 +95,15 @@ class ChangeMerger:
             case MultisetChange():
                 return self._apply_counts(change)
             case Truncate(seq, truncated_at):
-                edit = (
-                    self._remove_older_rows(seq) if self._deletes == HARD else self._mark_older_rows(seq, truncated_at)
-                )
+                hard = self._deletes == HARD
+                edit = self._remove_older_rows(seq) if hard else self._mark_older_rows(seq, truncated_at)
                 return edit if edit.removed_files or edit.dead_rows else None
             case PublishSlices(slices):
                 return TableEdit(added_files=self._slice_files(slices))
+            case OverwriteRange() if self._deletes == HARD:
+                return self._overwrite_range(change)
             case OverwriteRange():
-                return (
-                    self._overwrite_range(change) if self._deletes == HARD else self._overwrite_keeping_deleted(change)
-                )
+                return self._overwrite_keeping_deleted(change)
 
     def _upsert_rows(self, changes: pa.Table) -> TableEdit:
         hashes, seqs = self._key_hasher(changes), changes[SEQ_COLUMN].to_numpy()
@@ -127,11 +126,11 @@ class ChangeMerger:
     def _add_rows(self, edit: TableEdit, changes: pa.Table, hashes: KeyHashes, is_current: Any) -> None:
         """Add the rows of changes, either in the staged files that contain them or in new files."""
         if FILE_COLUMN not in changes.column_names:
-            rows = add_deleted_column(changes.filter(pa.array(is_current)), self._row_identity.schema)
+            rows = add_deleted_column(changes.filter(pa.array(is_current)), self._format.schema)
             if rows.num_rows:
                 self._write_new_rows(edit, rows, hashes.select(np.flatnonzero(is_current)))
             return
-        files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES_METADATA_KEY])]
+        files = [DataFile.from_json(value) for value in json.loads(changes.schema.metadata[_FILES_METADATA_KEY])]
         number, row = changes[FILE_COLUMN].to_numpy(), changes[ROW_COLUMN].to_numpy()
         newest = int(pc.max(changes[SEQ_COLUMN]).as_py() or 0)
         living = np.flatnonzero(is_current)
@@ -144,13 +143,13 @@ class ChangeMerger:
             )
 
     def _write_new_rows(self, edit: TableEdit, rows: pa.Table, hashes: KeyHashes) -> None:
-        files, number = self._write_data_files([rows.select(self._row_identity.schema.names)])
+        files, number = self._write_data_files([rows.select(self._format.schema.names)])
         for file, row_indices in zip(files, group_by_number(number, len(files)), strict=True):
             edit.added_files.append((file, BitMap()))
             edit.key_hashes[file.path] = FileKeyHashes(hashes.select(row_indices), file.newest or 0)
 
     def _write_data_files(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
-        return write_data_files(self._storage, self._row_identity.partitioning, tables, self._row_identity.stats_column)
+        return write_data_files(self._storage, self._format, tables)
 
     def _apply_counts(self, change: MultisetChange) -> TableEdit:
         net = change.net
@@ -212,7 +211,7 @@ class ChangeMerger:
             if only_in_range:
                 edit.removed_files.add(file.path)
                 continue
-            keys = self._read_columns(file, self._row_identity.key_columns or [SEQ_COLUMN])
+            keys = self._read_columns(file, self._format.key_columns or [SEQ_COLUMN])
             leaves = np.flatnonzero(change.owns_rows(keys).to_numpy(zero_copy_only=False))
             rows = BitMap(leaves.astype(np.uint32)) - self._log.dead_rows(file)
             if rows:
@@ -229,7 +228,7 @@ class ChangeMerger:
             is_other_group = (
                 file_group is not None and change.chunk_group is not None and file_group[0] == change.chunk_group[0]
             )
-            if not is_other_group and not file.excludes_span(self._row_identity.stats_column, change.key_span):
+            if not is_other_group and not file.excludes_span(self._format.stats_column, change.key_span):
                 yield file, False
 
     # ------------------------------------------------------------ retained deleted rows
@@ -248,7 +247,7 @@ class ChangeMerger:
         The others are, or may be, deleted in the source. If the table marks deleted rows, they are marked now.
         """
         edit, rows_to_mark = TableEdit(added_files=self._slice_files(change.slices)), dict[str, BitMap]()
-        names, index = self._row_identity.key_columns, self._key_lookup.index_slices(change.slices)
+        names, index = self._format.key_columns, self._key_lookup.index_slices(change.slices)
         for file, only_in_range in self._files_in_range(change):
             keys = self._read_columns(file, names)
             is_owned = (
@@ -272,9 +271,9 @@ class ChangeMerger:
         """Return those of some rows (``None`` for all living rows) that are not marked as deleted."""
         if rows is None:
             rows = BitMap(range(count_rows(self._storage, file))) - self._log.dead_rows(file)
-        return (
-            rows - BitMap(np.flatnonzero(self._read_column(file, DELETED_COLUMN)).astype(np.uint32)) if rows else rows
-        )
+        if not rows:
+            return rows
+        return rows - BitMap(np.flatnonzero(self._read_column(file, DELETED_COLUMN)).astype(np.uint32))
 
     def _rewrite_marked(
         self, edit: TableEdit, rows: Mapping[str, BitMap], marked_at: int, seq: int | None = None
@@ -283,14 +282,10 @@ class ChangeMerger:
 
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
-                start, row_numbers = 0, np.asarray(which.to_array(), np.int64)
-                partition = self._log.files[path].partition
-                for group in read_row_groups(
-                    self._storage, path, self._row_identity.schema, None, partition, may_lack_columns=True
-                ):
-                    low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
-                    yield mark_deleted(group.take(pa.array(row_numbers[low:high] - start)), marked_at, seq)
-                    start += group.num_rows
+                numbers, partition = np.asarray(which.to_array(), np.int64), self._log.files[path].partition
+                schema = self._format.schema
+                for part in read_row_numbers(self._storage, path, schema, numbers, partition, may_lack_columns=True):
+                    yield mark_deleted(part, marked_at, seq)
 
         for part in split_by_size(marked(), LARGE_FILE_BYTES):
             edit.added_files += [(file, BitMap()) for file in self._write_data_files(part)[0]]
@@ -333,7 +328,7 @@ class ChangeMerger:
         return self._read_columns(file, [name])[name].to_numpy()
 
     def _read_columns(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
-        return read_file(self._storage, file.path, self._row_identity.schema, columns, file.partition)
+        return read_file(self._storage, file.path, self._format.schema, columns, file.partition)
 
 
 def group_by_number(number: Any, count: int) -> list[Any]:
@@ -346,18 +341,10 @@ def group_by_number(number: Any, count: int) -> list[Any]:
     return groups
 
 
-def read_living_rows(log: DeltaLog, schema: pa.Schema, names: Collection[str] | None = None) -> pa.Table:
-    """Return all rows of a version.
-
-    :param names: read only these files.
-    """
-    parts = [
-        next(
-            without_dead_rows(
-                [read_file(log.storage, f.path, schema, partition=f.partition, may_lack_columns=True)], log.dead_rows(f)
-            )
-        )
-        for f in log.files.values()
-        if names is None or f.path in names
-    ]
-    return pa.concat_tables([empty_table(schema), *parts])
+def read_living_rows(log: DeltaLog, schema: pa.Schema) -> pa.Table:
+    """Return all rows of a version."""
+    parts = [empty_table(schema)]
+    for file in log.files.values():
+        rows = read_file(log.storage, file.path, schema, partition=file.partition, may_lack_columns=True)
+        parts += without_dead_rows([rows], log.dead_rows(file))
+    return pa.concat_tables(parts)

@@ -78,9 +78,7 @@ class KeyHasher:
         )
 
     def _hash_rows(self, rows: pa.Table) -> KeyHashes:
-        from airflow_provider_cdc.sinks.row_hashes import (
-            hash_rows,
-        )  # compiled code that most drivers do not need
+        from airflow_provider_cdc.sinks.row_hashes import hash_rows  # compiled code that most drivers do not need
 
         return KeyHashes(*hash_rows(rows, self.columns, self._secret))
 

@@ -72,11 +72,8 @@ class _Segment:
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            a.nbytes
-            for a in (self.hashes.first, self.hashes.second, self.file_numbers, self.row_numbers)
-            if hasattr(a, "nbytes")
-        )
+        arrays = (self.hashes.first, self.hashes.second, self.file_numbers, self.row_numbers)
+        return sum(array.nbytes for array in arrays if array is not None)
 
     @property
     def in_memory(self) -> bool:
@@ -86,11 +83,15 @@ class _Segment:
         return np.arange(len(self.hashes), dtype=np.uint32) if self.row_numbers is None else self.row_numbers
 
     def file_array(self) -> Any:
-        return (
-            np.full(len(self.hashes), self.file_numbers, np.uint32)
-            if np.isscalar(self.file_numbers)
-            else self.file_numbers
-        )
+        if np.isscalar(self.file_numbers):
+            return np.full(len(self.hashes), self.file_numbers, np.uint32)
+        return self.file_numbers
+
+    def locate_rows(self, positions: Any) -> tuple[Any, Any]:
+        """Return the file numbers and the row numbers of some rows."""
+        one_file = np.isscalar(self.file_numbers)
+        files = np.full(len(positions), self.file_numbers) if one_file else self.file_numbers[positions]
+        return files, positions if self.row_numbers is None else self.row_numbers[positions]
 
 
 class KeyIndex:
@@ -141,19 +142,14 @@ class KeyIndex:
         hashes, row_numbers = file_hashes.hashes, file_hashes.row_numbers
         if not _is_sorted(hashes):
             order = np.argsort(hashes.first, kind="stable")
-            hashes, row_numbers = (
-                hashes.select(order),
-                order.astype(np.uint32) if row_numbers is None else row_numbers[order],
-            )
+            hashes = hashes.select(order)
+            row_numbers = order.astype(np.uint32) if row_numbers is None else row_numbers[order]
         with self._lock:
             if path in self._file_numbers:  # another thread was faster
                 return
             number, self._next_number = self._next_number, self._next_number + 1
-            self._file_paths[number], self._newest_seqs[number], self._file_numbers[path] = (
-                path,
-                file_hashes.newest_seq,
-                number,
-            )
+            self._file_paths[number], self._file_numbers[path] = path, number
+            self._newest_seqs[number] = file_hashes.newest_seq
             if len(hashes):
                 self._segments = [*self._segments, _Segment(hashes, np.uint32(number), row_numbers)]
 
@@ -187,9 +183,8 @@ class KeyIndex:
             merged = self._merge_segments(to_merge, dead)
             with self._lock:
                 other_segments = [s for s in self._segments if not any(s is m for m in to_merge)]
-                if len(other_segments) + len(to_merge) == len(
-                    self._segments
-                ):  # otherwise another thread has changed some of them
+                # Otherwise another thread has changed some of them.
+                if len(other_segments) + len(to_merge) == len(self._segments):
                     self._segments = [*other_segments, merged] if len(merged.hashes) else other_segments
         self._spill_to_disk()
 
@@ -219,17 +214,7 @@ class KeyIndex:
                 is_full_match = slice(None)
                 if sorted_queries.second is not None:
                     is_full_match = segment.hashes.second[positions] == sorted_queries.second[query_numbers]
-                rows = (
-                    positions[is_full_match]
-                    if segment.row_numbers is None
-                    else segment.row_numbers[positions[is_full_match]]
-                )
-                files = (
-                    np.full(len(rows), segment.file_numbers)
-                    if np.isscalar(segment.file_numbers)
-                    else segment.file_numbers[positions[is_full_match]]
-                )
-                parts.append((order[query_numbers[is_full_match]], files, rows))
+                parts.append((order[query_numbers[is_full_match]], *segment.locate_rows(positions[is_full_match])))
                 next_positions = positions + 1
                 inside = next_positions < len(segment_hashes)
                 next_positions, next_queries = next_positions[inside], query_numbers[inside]
@@ -270,11 +255,9 @@ class KeyIndex:
             dead_rows = dead(self._file_paths[int(number)])
             if dead_rows:
                 is_living[positions] = ~np.isin(rows[positions], np.asarray(dead_rows.to_array(), np.uint32))
-        return (
-            segment
-            if is_living.all()
-            else _Segment(segment.hashes.select(is_living), files[is_living], rows[is_living])
-        )
+        if is_living.all():
+            return segment
+        return _Segment(segment.hashes.select(is_living), files[is_living], rows[is_living])
 
     def _spill_to_disk(self) -> None:
         """Move the largest segments to disk until the rest fits into memory."""
@@ -304,11 +287,9 @@ def _drop_files(segment: _Segment, removed_numbers: Any) -> _Segment | None:
     remaining = np.flatnonzero(~np.isin(segment.file_numbers, removed_numbers))
     if len(remaining) == len(segment.hashes):
         return segment
-    return (
-        _Segment(segment.hashes.select(remaining), segment.file_numbers[remaining], segment.row_numbers[remaining])
-        if len(remaining)
-        else None
-    )
+    if not len(remaining):
+        return None
+    return _Segment(segment.hashes.select(remaining), segment.file_numbers[remaining], segment.row_numbers[remaining])
 
 
 def _map_to_disk(array: Any) -> Any:

@@ -10,16 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from airflow_provider_cdc.model.schema import META_COLUMNS, SEQ_COLUMN
+from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
 from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex, KeyMatches
-from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
 from airflow_provider_cdc.sinks.delta.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.files.parquet import DataFile, read_row_groups
 from airflow_provider_cdc.sinks.protocol import Prefetcher
@@ -33,41 +32,17 @@ _FILES_PER_PORTION = 16
 
 
 @dataclass(frozen=True)
-class RowIdentity:
-    """How the rows of a table are identified.
-
-    :param partitioning: how the table is partitioned.
-    :param key_columns: the key columns; none if rows are identified by all of their values.
-    :param stats_column: column of the file statistics, if the key is a single integer.
-    """
-
-    partitioning: Partitioning
-    key_columns: Sequence[str] = ()
-    stats_column: str | None = None
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Schema of its rows."""
-        return self.partitioning.schema
-
-    @property
-    def identity_columns(self) -> list[str]:
-        """Columns that identify rows."""
-        return list(self.key_columns) or [name for name in self.schema.names if name not in META_COLUMNS]
-
-
-@dataclass(frozen=True)
 class KeyLookup:
     """Finds rows by key, and indexes the files that this requires.
 
     :param storage: storage of the table's folder.
-    :param row_identity: how the table's rows are identified.
+    :param table_format: format of the table.
     :param key_hasher: computes the hashes of the index.
     :param index: the index.
     """
 
     storage: Storage
-    row_identity: RowIdentity
+    table_format: TableFormat
     key_hasher: KeyHasher
     index: KeyIndex
 
@@ -88,7 +63,7 @@ class KeyLookup:
 
     def index_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
         """Return an index of the rows of slices alone, with the same memory limit as that of the table."""
-        slice_index, identity = self.index.new_empty(), self.row_identity
+        slice_index, identity = self.index.new_empty(), self.table_format
         for file in (file for part in slices for file in part.files if file.rows):
             parts = read_row_groups(self.storage, file.path, identity.schema, identity.key_columns, file.partition)
             slice_index.add_file(file.path, FileKeyHashes.from_parts([self.key_hasher(rows) for rows in parts], 0))
@@ -97,9 +72,8 @@ class KeyLookup:
 
     def candidate_files(self, files: Sequence[LiveFile], hashes: KeyHashes) -> list[LiveFile]:
         """Return the files that may have rows with these hashes, according to their statistics."""
-        stats_column = (
-            self.row_identity.stats_column if self.key_hasher.is_integer_key else None
-        )  # hashes, as for BIGINT UNSIGNED, have no order
+        # Hashes, as for BIGINT UNSIGNED, have no order.
+        stats_column = self.table_format.stats_column if self.key_hasher.is_integer_key else None
         bounds = [file.bounds(stats_column) for file in files] if stats_column else []
         known_numbers = [i for i, file_bounds in enumerate(bounds) if file_bounds is not None]
         if not known_numbers:
@@ -119,7 +93,7 @@ class KeyLookup:
         """
         files = [file for file in log.files.values() if file.path not in self.index]
         files_with_dead_rows = [file for file in files if file.dead_row_count]
-        is_untouched = bool(self.row_identity.key_columns) and all(
+        is_untouched = bool(self.table_format.key_columns) and all(
             file.path.startswith(f"{SLICES_FOLDER}/") for file in log.files.values()
         )
         other_files = [file for file in reversed(files) if not file.dead_row_count] if is_untouched else []
@@ -162,10 +136,10 @@ class KeyLookup:
             pool.shutdown(cancel_futures=True)
 
     def _read_key_hashes(self, file: LiveFile) -> FileKeyHashes:
-        identity_columns, schema = self.row_identity.identity_columns, self.row_identity.schema
+        identity_columns, schema = self.table_format.identity_columns, self.table_format.schema
         bounds = file.bounds(SEQ_COLUMN)
         columns = identity_columns if bounds else [*identity_columns, SEQ_COLUMN]
-        may_lack_columns = not self.row_identity.key_columns  # key columns are never new
+        may_lack_columns = not self.table_format.key_columns  # key columns are never new
         # In portions: the values of a table without a key may be much larger than their hashes.
         parts, newest_seq = [], bounds[1] if bounds else 0
         for rows in read_row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
 from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
-from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, write_file
+from airflow_provider_cdc.sinks.files.parquet import NO_PARTITION, DataFile, PartitionValues, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Parts of a date: type of the column in the table, and number of characters of YYYY-MM-DD HH that determine it.
@@ -71,21 +71,25 @@ class PartitionField:
 
 
 @dataclass(frozen=True)
-class Partitioning:
-    """How a table is partitioned; false if it is not.
+class TableFormat:
+    """How the rows of a table are stored in its files, and how they are identified.
 
     :param schema: schema of its rows, without parts of dates.
     :param fields: the columns, and parts of dates, that partition it.
     :param row_group_size: rows per row group of its files; ``None`` if it does not matter.
+    :param key_columns: the key columns; none if rows are identified by all of their values.
+    :param stats_column: column of the file statistics, if the key is a single integer.
     """
 
     schema: pa.Schema
     fields: tuple[PartitionField, ...] = ()
     row_group_size: int | None = None
+    key_columns: tuple[str, ...] = ()
+    stats_column: str | None = None
 
     @classmethod
-    def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> Partitioning:
-        """Return the partitioning of a captured table.
+    def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> TableFormat:
+        """Return the format of a captured table's sink table.
 
         :raises NotReadyError: if the table cannot be partitioned this way.
         """
@@ -101,10 +105,17 @@ class Partitioning:
             )
         if len({part.column_name for part in fields}) < len(fields):
             raise NotReadyError(f"{_SETTING}: table {table.label} is partitioned by a column twice", "Leave one out")
-        return cls(table.sink_schema, tuple(fields))
+        return cls(table.sink_schema, tuple(fields), None, table.key, table.integer_key_column)
 
-    def __bool__(self) -> bool:
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether the table is partitioned."""
         return bool(self.fields)
+
+    @property
+    def identity_columns(self) -> list[str]:
+        """Columns that identify rows."""
+        return list(self.key_columns) or [name for name in self.schema.names if name not in META_COLUMNS]
 
     @property
     def columns(self) -> list[str]:
@@ -200,6 +211,26 @@ class Partitioning:
         """
         return "/".join([*([folder] if folder else []), *(_partition_folder(n, values[n]) for n in self.columns), name])
 
+    def write_file(
+        self,
+        storage: Storage,
+        path: str,
+        rows: Iterable[pa.Table],
+        values: PartitionValues = NO_PARTITION,
+        ordered_by: Sequence[str] = (),
+    ) -> DataFile:
+        """Write rows of one partition; see :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`."""
+        return write_file(
+            storage,
+            path,
+            self.file_schema,
+            rows,
+            self.stats_column,
+            ordered_by=ordered_by,
+            partition=values,
+            row_group_size=self.row_group_size,
+        )
+
 
 class PartitionedWriter:
     """Writes rows to one file per partition, one file at a time: only one is open, and few rows wait in memory.
@@ -207,7 +238,7 @@ class PartitionedWriter:
     :param storage: storage of the table's folder.
     :param folder: folder that contains the folders of the partitions.
     :param name: prefix of the file names.
-    :param stats_column: as for :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`, like ``ordered_by``.
+    :param ordered_by: columns by which the rows are ordered.
     """
 
     def __init__(
@@ -215,12 +246,11 @@ class PartitionedWriter:
         storage: Storage,
         folder: str,
         name: str,
-        partitioning: Partitioning,
-        stats_column: str | None,
+        table_format: TableFormat,
         ordered_by: Sequence[str] = (),
     ) -> None:
         self._storage, self._folder, self._name = storage, folder, name
-        self._partitioning, self._stats_column, self._ordered_by = partitioning, stats_column, ordered_by
+        self._format, self._ordered_by = table_format, ordered_by
         self._waiting: dict[int, list[pa.Table]] = {}
         self._open: dict[tuple[str | None, ...], int] = {}
         self._values: list[PartitionValues] = []
@@ -233,8 +263,8 @@ class PartitionedWriter:
         :returns: for each row, the number of its file and the row number in it; arrays of int64.
         """
         file, row = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
-        stored = rows.select(self._partitioning.file_schema.names)
-        for values, row_indices in self._partitioning.split_rows(rows):
+        stored = rows.select(self._format.file_schema.names)
+        for values, row_indices in self._format.split_rows(rows):
             number = self._open.setdefault(tuple(values.values()), len(self._values))
             if number == len(self._values):
                 self._values.append(values)
@@ -274,20 +304,12 @@ class PartitionedWriter:
     def _write_partition(self, number: int) -> None:
         values, waiting = self._values[number], self._waiting.pop(number)
         del self._open[tuple(values.values())]  # later rows go to another file
-        schema = self._partitioning.file_schema
-        self._written[number] = write_file(
-            self._storage,
-            self._file_path(number),
-            schema,
-            waiting,
-            self._stats_column,
-            ordered_by=self._ordered_by,
-            partition=values,
-            row_group_size=self._partitioning.row_group_size,
+        self._written[number] = self._format.write_file(
+            self._storage, self._file_path(number), waiting, values, self._ordered_by
         )
 
     def _file_path(self, number: int) -> str:
-        return self._partitioning.file_path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
+        return self._format.file_path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
 
 
 def supports_vectors(path: str) -> bool:

@@ -24,10 +24,16 @@ from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
 from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup, RowIdentity
+from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
 from airflow_provider_cdc.sinks.delta.merge.soft_deletes import mark_deleted, with_deleted_column
 from airflow_provider_cdc.sinks.delta.merge.table_edit import LARGE_FILE_BYTES, count_rows, write_data_files
-from airflow_provider_cdc.sinks.files.parquet import DataFile, has_only_columns, read_row_groups, split_by_size
+from airflow_provider_cdc.sinks.files.parquet import (
+    DataFile,
+    has_only_columns,
+    read_row_groups,
+    read_row_numbers,
+    split_by_size,
+)
 
 
 @dataclass
@@ -51,7 +57,7 @@ class RetainedRowFinder:
     """
 
     def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str) -> None:
-        self._log, self._key_lookup, self._row_identity = log, key_lookup, key_lookup.row_identity
+        self._log, self._key_lookup, self._format = log, key_lookup, key_lookup.table_format
         self._soft_deletes = deletes == SOFT
 
     def write_retained_rows(self, slices: Sequence[DataFile], seq: int) -> RetainedFiles:
@@ -61,28 +67,22 @@ class RetainedRowFinder:
         :param seq: its ``_cdc_seq``: newer rows of the table are removed, because the stream applies their changes
             again.
         """
-        retained_files, index, marked_at = (
-            RetainedFiles(),
-            self._key_lookup.index_slices(slices),
-            int(time.time() * 1_000_000),
-        )
+        retained_files, marked_at = RetainedFiles(), int(time.time() * 1_000_000)
+        index = self._key_lookup.index_slices(slices)
 
         def rows() -> Iterator[pa.Table]:
             for file in self._log.files.values():
                 row_numbers, unmarked = self._find_retained_rows(file, index, seq)
                 all_stay = len(row_numbers) == self._living_row_count(file) and not unmarked.any()
-                if all_stay and has_only_columns(
-                    self._log.storage, file.path, self._row_identity.partitioning.file_schema
-                ):
+                if all_stay and has_only_columns(self._log.storage, file.path, self._format.file_schema):
                     retained_files.unchanged.add(file.path)
                 elif len(row_numbers):
                     yield from self._read_retained_rows(file, row_numbers, unmarked, marked_at)
 
         try:
             for part in split_by_size(rows(), LARGE_FILE_BYTES):
-                retained_files.written += write_data_files(
-                    self._log.storage, self._row_identity.partitioning, part, self._row_identity.stats_column
-                )[0]
+                files, _ = write_data_files(self._log.storage, self._format, part)
+                retained_files.written += files
         except pa.ArrowInvalid as error:
             raise TerminalError(
                 f"rows of the {self._log.name} that the source has deleted do not fit its new columns: {error}",
@@ -97,12 +97,10 @@ class RetainedRowFinder:
 
     def count_marked(self) -> int:
         """Return the number of rows marked as deleted."""
+        if not self._soft_deletes:
+            return 0
         files = self._log.files.values()
-        return (
-            sum(int(np.count_nonzero(~self._find_retained_rows(file, None, None)[1])) for file in files)
-            if self._soft_deletes
-            else 0
-        )
+        return sum(int(np.count_nonzero(~self._find_retained_rows(file, None, None)[1])) for file in files)
 
     def count_living(self) -> int:
         """Return the number of living rows."""
@@ -117,18 +115,12 @@ class RetainedRowFinder:
         :param index: keys whose rows are removed.
         :param seq: rows with a higher ``_cdc_seq`` are removed as well.
         """
-        columns, start = (
-            list(
-                dict.fromkeys(
-                    [*self._row_identity.key_columns, SEQ_COLUMN, *([DELETED_COLUMN] if self._soft_deletes else [])]
-                )
-            ),
-            0,
-        )
+        marker_columns = [SEQ_COLUMN, DELETED_COLUMN] if self._soft_deletes else [SEQ_COLUMN]
+        columns, start = list(dict.fromkeys([*self._format.key_columns, *marker_columns])), 0
         dead = np.asarray(self._log.dead_rows(file).to_array(), np.int64)
         retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
         for rows in read_row_groups(
-            self._log.storage, file.path, self._row_identity.schema, columns, file.partition, may_lack_columns=True
+            self._log.storage, file.path, self._format.schema, columns, file.partition, may_lack_columns=True
         ):
             stays = np.ones(rows.num_rows, bool)
             low, high = np.searchsorted(dead, [start, start + rows.num_rows])
@@ -137,32 +129,25 @@ class RetainedRowFinder:
                 stays &= rows[SEQ_COLUMN].to_numpy() <= seq
             if index is not None:
                 candidates = np.flatnonzero(stays)
-                stays[
-                    candidates[
-                        index.find_keys(self._key_lookup.key_hasher(rows.take(pa.array(candidates)))).query_index
-                    ]
-                ] = False
+                hashes = self._key_lookup.key_hasher(rows.take(pa.array(candidates)))
+                stays[candidates[index.find_keys(hashes).query_index]] = False
             retained_numbers.append(np.flatnonzero(stays) + start)
-            unmarked.append(
-                ~rows[DELETED_COLUMN].to_numpy()[stays]
-                if self._soft_deletes
-                else np.zeros(len(retained_numbers[-1]), bool)
-            )
+            is_marked = rows[DELETED_COLUMN].to_numpy() if self._soft_deletes else np.ones(rows.num_rows, bool)
+            unmarked.append(~is_marked[stays])
             start += rows.num_rows
         return np.concatenate(retained_numbers), np.concatenate(unmarked)
 
     def _read_retained_rows(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
         """Yield rows of a file, all of them marked as deleted if the table marks deleted rows."""
         start = 0
-        for group in read_row_groups(
-            self._log.storage, file.path, self._row_identity.schema, None, file.partition, may_lack_columns=True
+        for rows in read_row_numbers(
+            self._log.storage, file.path, self._format.schema, row_numbers, file.partition, may_lack_columns=True
         ):
-            low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
-            group_numbers, newly_marked = row_numbers[low:high] - start, to_mark[low:high]
-            yield group.take(pa.array(group_numbers[~newly_marked]))
+            newly_marked = to_mark[start : start + rows.num_rows]
+            yield rows.filter(pa.array(~newly_marked))
             if newly_marked.any():
-                yield mark_deleted(group.take(pa.array(group_numbers[newly_marked])), marked_at)
-            start += group.num_rows
+                yield mark_deleted(rows.filter(pa.array(newly_marked)), marked_at)
+            start += rows.num_rows
 
 
 def find_overwrite_loss(
@@ -176,9 +161,9 @@ def find_overwrite_loss(
     :param key_lookup: lookup with the new columns and the new key.
     :param deletes: ``sink.deletes`` of the table; not ``hard``.
     """
-    new_schema = key_lookup.row_identity.schema
+    new_schema = key_lookup.table_format.schema
     old_schema = with_deleted_column(old_table.sink_schema) if deletes == SOFT else old_table.sink_schema
-    reason = why_not_retainable(old_schema, old_table.key, new_schema, key_lookup.row_identity.key_columns)
+    reason = why_not_retainable(old_schema, old_table.key, new_schema, key_lookup.table_format.key_columns)
     if reason is None:
         return None
     comparable = all(
@@ -186,16 +171,9 @@ def find_overwrite_loss(
         for n in old_table.key
     )
     # By the current key of the rows, which is unique. Under the new definition, its columns may be NULL.
-    old_identity = RowIdentity(key_lookup.row_identity.partitioning, old_table.key if comparable else ())
-    finder = RetainedRowFinder(
-        log,
-        replace(
-            key_lookup,
-            row_identity=old_identity,
-            key_hasher=KeyHasher(old_identity.identity_columns, new_schema, is_key=False),
-        ),
-        deletes,
-    )
+    old_format = replace(key_lookup.table_format, key_columns=old_table.key if comparable else ())
+    old_hasher = KeyHasher(old_format.identity_columns, new_schema, is_key=False)
+    finder = RetainedRowFinder(log, replace(key_lookup, table_format=old_format, key_hasher=old_hasher), deletes)
     exact = comparable and (slices is not None or deletes == SOFT)
     if not exact:
         rows = finder.count_living()

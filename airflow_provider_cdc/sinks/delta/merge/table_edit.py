@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,14 @@ from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
 from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, Partitioning, supports_vectors
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat, supports_vectors
 from airflow_provider_cdc.sinks.files.parquet import (
+    NO_PARTITION,
     DataFile,
     PartitionValues,
     open_parquet,
     read_row_groups,
     split_by_size,
-    write_file,
 )
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -44,7 +43,7 @@ class TableEdit:
     :param removed_files: live files that are removed as a whole.
     :param added_files: files that are added, each with those of its rows that are dead already.
     :param key_hashes: key hashes of new files.
-    :param definition_actions: actions of the log that give the table another definition; if present, nothing else is
+    :param overriding_actions: actions of the log that give the table another definition; if present, nothing else is
         committed.
     :param delete_on_conflict: files written for these actions, to be deleted if the commit fails.
     :param operation: name of the operation in the log.
@@ -54,7 +53,7 @@ class TableEdit:
     removed_files: set[str] = field(default_factory=set)
     added_files: list[tuple[DataFile, BitMap]] = field(default_factory=list)
     key_hashes: dict[str, FileKeyHashes] = field(default_factory=dict)
-    definition_actions: list[dict[str, Any]] = field(default_factory=list)
+    overriding_actions: list[dict[str, Any]] = field(default_factory=list)
     delete_on_conflict: list[str] = field(default_factory=list)
     operation: str = "MERGE"
 
@@ -62,7 +61,7 @@ class TableEdit:
         """Return whether it changes rows under the current definition of the table."""
         return bool(self.dead_rows or self.removed_files or self.added_files)
 
-    def split_for_vectors(self) -> tuple[TableEdit | None, TableEdit]:
+    def split_off_copy_on_write(self) -> tuple[TableEdit | None, TableEdit]:
         """Return the part for files that must not have deletion vectors (``None`` for none), and the rest.
 
         See :func:`~.partitions.supports_vectors`.
@@ -94,17 +93,10 @@ class PreparedCommit:
     dead_rows: dict[str, BitMap] = field(default_factory=dict)
 
 
-def prepare_deletion_vectors(
-    log: DeltaLog, edit: TableEdit, stats_column: str | None, partitioning: Partitioning
-) -> PreparedCommit:
-    """Prepare a commit that marks dead rows in deletion vectors and rewrites no files that support them.
-
-    :param stats_column: name of the single integer key column, for statistics.
-    """
-    (copy_edit, edit), row_counts = edit.split_for_vectors(), dict[str, int]()
-    commit = (
-        PreparedCommit() if copy_edit is None else prepare_copy_on_write(log, copy_edit, stats_column, partitioning)
-    )
+def prepare_deletion_vectors(log: DeltaLog, edit: TableEdit, table_format: TableFormat) -> PreparedCommit:
+    """Prepare a commit that marks dead rows in deletion vectors and rewrites no files that support them."""
+    (copy_edit, edit), row_counts = edit.split_off_copy_on_write(), dict[str, int]()
+    commit = PreparedCommit() if copy_edit is None else prepare_copy_on_write(log, copy_edit, table_format)
     commit.actions += [log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
     for path, rows in edit.dead_rows.items():
         file = log.files[path]
@@ -126,22 +118,19 @@ def prepare_deletion_vectors(
         for p, v in vectors.items()
         if p not in added_by_path
     ]
-    commit.actions += [add_action(file, stats_column, vectors.get(path)) for path, file in added_by_path.items()]
+    commit.actions += [
+        add_action(file, table_format.stats_column, vectors.get(path)) for path, file in added_by_path.items()
+    ]
     return commit
 
 
-def prepare_copy_on_write(
-    log: DeltaLog, edit: TableEdit, stats_column: str | None, partitioning: Partitioning
-) -> PreparedCommit:
-    """Prepare a commit that rewrites files without their dead rows, partition by partition.
-
-    :param stats_column: as for :func:`prepare_deletion_vectors`.
-    """
+def prepare_copy_on_write(log: DeltaLog, edit: TableEdit, table_format: TableFormat) -> PreparedCommit:
+    """Prepare a commit that rewrites files without their dead rows, partition by partition."""
     commit = PreparedCommit(
         actions=[log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
     )
     slices = [file for file, rows in edit.added_files if file.path.startswith(f"{SLICES_FOLDER}/") and not rows]
-    commit.actions += [add_action(file, stats_column, None) for file in slices if file.rows]
+    commit.actions += [add_action(file, table_format.stats_column, None) for file in slices if file.rows]
     by_partition: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
     for path, rows in edit.dead_rows.items():
         file = log.files[path]
@@ -156,17 +145,16 @@ def prepare_copy_on_write(
             f.size < SMALL_FILE_BYTES for f, _ in live_sources
         ):
             live_sources += [(f, log.dead_rows(f)) for f in [small.get(partition)] if f is not None]
-        _rewrite_partition(commit, log.storage, live_sources, added_sources, stats_column, partitioning)
+        _rewrite_partition(commit, log.storage, table_format, live_sources, added_sources)
     return commit
 
 
 def _rewrite_partition(
     commit: PreparedCommit,
     storage: Storage,
+    table_format: TableFormat,
     live_sources: Sequence[tuple[LiveFile, BitMap]],
     added_sources: Sequence[tuple[DataFile, BitMap]],
-    stats_column: str | None,
-    partitioning: Partitioning,
 ) -> None:
     """Rewrite files of one partition without their dead rows.
 
@@ -188,10 +176,12 @@ def _rewrite_partition(
     written = [
         file
         for sources in (*large_sources, small_sources)
-        for file in rewrite_files(storage, partitioning, partition, sources, stats_column)
+        for file in _rewrite_files(storage, table_format, partition, sources)
     ]
     commit.delete_on_conflict += [file.path for file in written]
-    commit.actions += [add_action(file, stats_column, None) for file in (*unchanged, *written) if file.rows]
+    commit.actions += [
+        add_action(file, table_format.stats_column, None) for file in (*unchanged, *written) if file.rows
+    ]
 
 
 def count_rows(storage: Storage, file: LiveFile) -> int:
@@ -219,64 +209,49 @@ def without_dead_rows(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.T
         yield rows
 
 
-def rewrite_files(
-    storage: Storage,
-    partitioning: Partitioning,
-    partition: PartitionValues,
-    sources: Sequence[tuple[str, BitMap]],
-    stats_column: str | None,
-) -> list[DataFile]:
-    """Write the living rows of files of one partition to new files of limited size.
+def read_living_row_groups(
+    storage: Storage, table_format: TableFormat, sources: Iterable[tuple[str, BitMap]]
+) -> Iterator[pa.Table]:
+    """Yield the living rows of files of one partition, as they are stored.
 
     :param sources: paths, each with its dead rows.
     """
-    schema = partitioning.file_schema
-    rows = chain.from_iterable(
-        without_dead_rows(read_row_groups(storage, path, schema, may_lack_columns=True), dead) for path, dead in sources
-    )
+    for path, dead in sources:
+        groups = read_row_groups(storage, path, table_format.file_schema, may_lack_columns=True)
+        yield from without_dead_rows(groups, dead)
+
+
+def _rewrite_files(
+    storage: Storage, table_format: TableFormat, partition: PartitionValues, sources: Iterable[tuple[str, BitMap]]
+) -> list[DataFile]:
+    """Write the living rows of files of one partition to new files of limited size."""
     return [
-        write_file(
-            storage,
-            partitioning.file_path("", partition, f"{new_file_stem()}.parquet"),
-            schema,
-            part,
-            stats_column,
-            partition=partition,
-            row_group_size=partitioning.row_group_size,
-        )
-        for part in split_by_size(rows, LARGE_FILE_BYTES)
+        table_format.write_file(storage, new_file_path(table_format, partition), part, partition)
+        for part in split_by_size(read_living_row_groups(storage, table_format, sources), LARGE_FILE_BYTES)
     ]
 
 
 def write_data_files(
-    storage: Storage, partitioning: Partitioning, tables: Iterable[pa.Table], stats_column: str | None
+    storage: Storage, table_format: TableFormat, tables: Iterable[pa.Table]
 ) -> tuple[list[DataFile], Any]:
     """Write rows to new files of their partitions.
 
-    :param stats_column: name of the single integer key column, for statistics.
     :returns: the files, and for each row the number of its file.
     """
-    if not partitioning:
-        file = write_data_file(storage, partitioning.schema, tables, stats_column, partitioning.row_group_size)
+    if not table_format.is_partitioned:
+        file = table_format.write_file(storage, new_file_path(table_format), tables)
         return [file], np.zeros(file.rows, np.int64)
-    files = PartitionedWriter(storage, "", new_file_stem(), partitioning, stats_column)
+    files = PartitionedWriter(storage, "", _new_file_stem(), table_format)
     number = [files.add(rows)[0] for rows in tables]
     return files.close(), np.concatenate(number)
 
 
-def write_data_file(
-    storage: Storage,
-    schema: pa.Schema,
-    rows: Iterable[pa.Table],
-    stats_column: str | None,
-    row_group_size: int | None = None,
-) -> DataFile:
-    """Write rows to a file of a table without partitions."""
-    return write_file(storage, f"{new_file_stem()}.parquet", schema, rows, stats_column, row_group_size=row_group_size)
+def new_file_path(table_format: TableFormat, partition: PartitionValues = NO_PARTITION) -> str:
+    """Return the path of a new file of a partition."""
+    return table_format.file_path("", partition, f"{_new_file_stem()}.parquet")
 
 
-def new_file_stem() -> str:
-    """Return the beginning of the name of a new file of the table."""
+def _new_file_stem() -> str:
     return f"part-{uuid.uuid4().hex}"
 
 
@@ -288,10 +263,3 @@ def is_part_file(path: str) -> bool:
 def partition_key(file: DataFile | LiveFile) -> frozenset[tuple[str, str | None]]:
     """Return the partition of a file as a hashable value."""
     return frozenset(file.partition.items())
-
-
-def added_files_with_vectors(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:
-    """Yield the files with deletion vectors that actions add."""
-    for action in actions:
-        if (add := action.get("add")) and add.get("deletionVector"):
-            yield LiveFile(add)

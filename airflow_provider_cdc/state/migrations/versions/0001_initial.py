@@ -14,6 +14,9 @@ branch_labels = None
 depends_on = None
 
 # The types as of this revision: a migration must not follow later changes of the models.
+_INTEGER, _BIGINT = sa.Integer(), sa.BigInteger()
+_DOUBLE: Any = sa.Double()
+_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _LONG = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 _TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
 
@@ -22,147 +25,184 @@ def _text(length: int = 64) -> sa.String:
     return sa.String(length).with_variant(mysql.VARCHAR(length, collation="utf8mb4_bin"), "mysql", "mariadb")
 
 
-def _column(name: str, kind: Any, null: bool = False) -> sa.Column[Any]:
-    return sa.Column(name, kind, nullable=null)
+_NAME = _text()
 
 
-def _key(table: str, *names: str) -> sa.PrimaryKeyConstraint:
-    return sa.PrimaryKeyConstraint(*names, name=f"pk_{table}")
+def _create_table(table: str, key: dict[str, Any], required: dict[str, Any], optional: dict[str, Any]) -> None:
+    """Create a table.
+
+    :param key: types of the columns of the primary key, by name; likewise the other columns.
+    :param optional: columns that may be NULL.
+    """
+    op.create_table(
+        table,
+        *(sa.Column(name, kind, nullable=False) for name, kind in {**key, **required}.items()),
+        *(sa.Column(name, kind, nullable=True) for name, kind in optional.items()),
+        sa.PrimaryKeyConstraint(*key, name=f"pk_{table}"),
+    )
 
 
 def upgrade() -> None:
-    op.create_table(
+    _create_table(
         "pipelines",
-        _column("name", _text()),
-        _column("server_uuid", _text()),
-        _column("created_at", _TIME),
-        _column("epoch", sa.BigInteger()),
-        _key("pipelines", "name"),
+        {"name": _NAME},
+        {"server_uuid": _NAME, "epoch": _BIGINT, "past_batches": _BIGINT, "past_changes": _BIGINT},
+        {},
     )
-    op.create_table(
-        "snapshots",
-        _column("pipeline", _text()),
-        _column("generation", sa.Integer()),
-        _column("state", _text(16)),
-        _column("plan", _LONG),
-        _column("created_at", _TIME),
-        _column("finished_at", _TIME, null=True),
-        _key("snapshots", "pipeline", "generation"),
-    )
-    op.create_table(
-        "tables",
-        _column("pipeline", _text()),
-        _column("generation", sa.Integer()),
-        _column("database", _text()),
-        _column("name", _text()),
-        _column("schema", _LONG),
-        _column("fingerprint", _text()),
-        _column("rows_estimate", sa.BigInteger()),
-        _key("tables", "pipeline", "generation", "database", "name"),
-    )
-    op.create_table(
-        "chunk_groups",
-        _column("pipeline", _text()),
-        _column("generation", sa.Integer()),
-        _column("group_no", sa.Integer()),
-        _column("tables", _LONG),
-        _column("state", _text(16)),
-        _column("attempt", sa.Integer()),
-        _column("rows", sa.BigInteger(), null=True),
-        _column("min_lw", _LONG, null=True),
-        _column("max_hw", _LONG, null=True),
-        _column("started_at", _TIME, null=True),
-        _column("finished_at", _TIME, null=True),
-        _key("chunk_groups", "pipeline", "generation", "group_no"),
-    )
-    op.create_table(
-        "chunks",
-        _column("pipeline", _text()),
-        _column("generation", sa.Integer()),
-        _column("chunk_no", sa.BigInteger()),
-        _column("group_no", sa.Integer()),
-        _column("database", _text()),
-        _column("table_name", _text()),
-        _column("lower", _LONG, null=True),
-        _column("upper", _LONG, null=True),
-        _column("state", _text(16)),
-        _column("attempt", sa.Integer()),
-        _column("lw", _LONG, null=True),
-        _column("hw", _LONG, null=True),
-        _column("rows", sa.BigInteger(), null=True),
-        _column("bytes", sa.BigInteger(), null=True),
-        _column("corrected", sa.BigInteger(), null=True),
-        _column("seconds", sa.Double(), null=True),
-        _key("chunks", "pipeline", "generation", "chunk_no"),
-    )
-    op.create_index(
-        "ix_chunks_pipeline_generation_group_no_chunk_no",
-        "chunks",
-        ["pipeline", "generation", "group_no", "chunk_no"],
-    )
-    op.create_table(
-        "lineage",
-        _column("pipeline", _text()),
-        _column("segment_no", sa.Integer()),
-        _column("server", _text()),
-        _column("start_file", _text(512)),
-        _column("start_position", sa.BigInteger()),
-        _column("base_ordinal", sa.BigInteger()),
-        _key("lineage", "pipeline", "segment_no"),
-    )
-    op.create_table(
-        "streams",
-        _column("pipeline", _text()),
-        _column("epoch", sa.BigInteger()),
-        _column("host", _text(255)),
-        _column("pid", sa.BigInteger()),
-        _column("pid_started", sa.Double()),
-        _column("state", _text(16)),
-        _column("desired_state", _text(16)),
-        _column("started_at", _TIME),
-        _column("heartbeat_at", _TIME),
-        _column("progress_at", _TIME, null=True),
-        _column("error", _LONG, null=True),
-        _key("streams", "pipeline", "epoch"),
-    )
-    op.create_table(
-        "batches",
-        _column("pipeline", _text()),
-        _column("epoch", sa.BigInteger()),
-        _column("batch_id", sa.BigInteger()),
-        _column("start_offset", _LONG, null=True),
-        _column("end_offset", _LONG, null=True),
-        _column("changes", sa.BigInteger()),
-        _column("bytes", sa.BigInteger()),
-        _column("seconds", sa.Double()),
-        _column("lag_p50_ms", sa.Double(), null=True),
-        _column("lag_p95_ms", sa.Double(), null=True),
-        _column("lag_max_ms", sa.Double(), null=True),
-        _column("committed_at", _TIME),
-        _key("batches", "pipeline", "epoch", "batch_id"),
-    )
-    op.create_table(
-        "events",
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
-        _column("pipeline", _text()),
-        _column("at", _TIME),
-        _column("kind", _text()),
-        _column("detail", _LONG),
-        _key("events", "id"),
-    )
-    op.create_index("ix_events_pipeline_id", "events", ["pipeline", "id"])
-
-
-def downgrade() -> None:
-    for table in (
-        "events",
-        "batches",
-        "streams",
-        "lineage",
-        "chunks",
-        "chunk_groups",
-        "tables",
-        "snapshots",
-        "pipelines",
+    _create_snapshot_tables()
+    _create_stream_tables()
+    _create_observation_tables()
+    for table, columns in (
+        ("chunks", ["pipeline", "generation", "group_no", "chunk_no"]),
+        ("events", ["pipeline", "id"]),
+        ("requests", ["pipeline", "state"]),
     ):
-        op.drop_table(table)
+        op.create_index(f"ix_{table}_{'_'.join(columns)}", table, columns)
+
+
+def _create_snapshot_tables() -> None:
+    snapshot = {"pipeline": _NAME, "generation": _INTEGER}
+    _create_table("snapshots", snapshot, {"state": _text(16), "created_at": _TIME}, {"finished_at": _TIME})
+    _create_table("tables", {**snapshot, "database": _NAME, "name": _NAME}, {"rows_estimate": _BIGINT}, {})
+    _create_table(
+        "chunk_groups",
+        {**snapshot, "group_no": _INTEGER},
+        {"tables": _LONG, "state": _text(16), "attempt": _INTEGER},
+        {
+            "rows": _BIGINT,
+            "holder": _LONG,
+            "heartbeat_at": _TIME,
+            "started_at": _TIME,
+            "finished_at": _TIME,
+            "traffic": _LONG,
+        },
+    )
+    _create_table(
+        "chunks",
+        {**snapshot, "chunk_no": _BIGINT},
+        {"group_no": _INTEGER, "database": _NAME, "table_name": _NAME, "state": _text(16), "attempt": _INTEGER},
+        {"lw": _LONG, "hw": _LONG, "rows": _BIGINT, "bytes": _BIGINT, "corrected": _BIGINT, "seconds": _DOUBLE},
+    )
+
+
+def _create_stream_tables() -> None:
+    epoch = {"pipeline": _NAME, "epoch": _BIGINT}
+    _create_table(
+        "streams",
+        epoch,
+        {
+            "host": _text(255),
+            "pid": _BIGINT,
+            "pid_started": _DOUBLE,
+            "state": _text(16),
+            "desired_state": _text(16),
+            "started_at": _TIME,
+            "heartbeat_at": _TIME,
+            "batches": _BIGINT,
+            "changes": _BIGINT,
+            "bytes": _BIGINT,
+        },
+        {
+            "progress_at": _TIME,
+            "error": _LONG,
+            "error_kind": _text(32),
+            "mode": _text(16),
+            "log": _LONG,
+            "ui": _text(512),
+            "supervisor": _LONG,
+            "supervised_at": _TIME,
+            "stop_by": _LONG,
+            "start_offset": _LONG,
+            "end_offset": _LONG,
+            "machine": _NAME,
+            "index_bytes": _BIGINT,
+            "index_disk_bytes": _BIGINT,
+            "traffic": _LONG,
+            "paused_by": _LONG,
+            "settings": _LONG,
+        },
+    )
+    lags = {"lag_p50_ms": _DOUBLE, "lag_p95_ms": _DOUBLE, "lag_max_ms": _DOUBLE}
+    _create_table(
+        "batches",
+        {**epoch, "batch_id": _BIGINT},
+        {"changes": _BIGINT, "bytes": _BIGINT, "seconds": _DOUBLE, "committed_at": _TIME},
+        {"start_offset": _LONG, "end_offset": _LONG, **lags, "traffic": _LONG},
+    )
+    _create_table(
+        "events",
+        {"id": _ID},
+        {"pipeline": _NAME, "at": _TIME, "kind": _NAME, "detail": _LONG},
+        {"table": _text(255), "remedy": _LONG, "by": _LONG, "acknowledged_by": _LONG, "acknowledged_at": _TIME},
+    )
+    _create_table(
+        "requests",
+        {"id": _ID},
+        {
+            "pipeline": _NAME,
+            "at": _TIME,
+            "by": _LONG,
+            "kind": _text(16),
+            "table": _text(255),
+            "state": _text(16),
+        },
+        {"condition": _LONG, "outcome": _LONG, "finished_at": _TIME},
+    )
+
+
+def _create_observation_tables() -> None:
+    table = {"database": _NAME, "name": _NAME}
+    _create_table(
+        "samples",
+        {"pipeline": _NAME, "at": _TIME},
+        {},
+        {
+            "epoch": _BIGINT,
+            "lag_seconds": _DOUBLE,
+            "lag_bytes": _BIGINT,
+            "purge_hours": _DOUBLE,
+            "unknown": _LONG,
+        },
+    )
+    _create_table(
+        "table_states",
+        {"pipeline": _NAME, **table},
+        {
+            "state": _text(16),
+            "since": _TIME,
+            "chunks_done": _BIGINT,
+            "chunks_total": _BIGINT,
+            "definitions": _LONG,
+            "inserts": _BIGINT,
+            "updates": _BIGINT,
+            "deletes": _BIGINT,
+            "updated_at": _TIME,
+        },
+        {
+            "position": _LONG,
+            "kind": _NAME,
+            "reason": _LONG,
+            "remedy": _LONG,
+            "files": _BIGINT,
+            "bytes": _BIGINT,
+            "rows": _BIGINT,
+            "dead_rows": _BIGINT,
+            "compactions": _BIGINT,
+            "compacted_at": _TIME,
+            "compaction_seconds": _DOUBLE,
+            "last_verified_at": _TIME,
+            "last_verified": _LONG,
+        },
+    )
+    _create_table(
+        "alerts",
+        {"pipeline": _NAME, "kind": _NAME, "subject": _text(255)},
+        {"since": _TIME, "detail": _LONG},
+        {"told_at": _TIME},
+    )
+    _create_table(
+        "windows",
+        {"pipeline": _NAME, "audience": _NAME, **table},
+        {"by": _LONG, "after": _LONG},
+        {"before": _LONG},
+    )

@@ -15,7 +15,7 @@ from airflow_provider_cdc.model.errors import DamageError, NotReadyError, Termin
 from airflow_provider_cdc.model.offset import Position, Timeline
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.transactions import read_transactions
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from tests.support.binlog.reading import (
     capture,
@@ -59,7 +59,7 @@ def test_positions_count_on_above_four_gib(mysql_server: MySQLServer, database: 
             packets.append(packet)
     offset = (1 << 32) - 50 - start[1]
     stream._closed = False
-    stream._has_checksums = False
+    stream.has_checksums = False
     stream.position = start[1] + offset
     ends: list[int] = []
     for packet in packets[2:]:
@@ -129,11 +129,11 @@ def test_a_flipped_bit_is_found(mysql_server: MySQLServer, database: str) -> Non
                 damaged = bytearray(packet)
                 damaged[bit // 8] ^= 1 << bit % 8
                 if damaged[17] == packet[17]:  # the flag "in use" is not part of the checksum
-                    place = stream.file, stream.position, stream._has_checksums
+                    place = stream.file, stream.position, stream.has_checksums
                     with pytest.raises(DamageError, match=f"{stream.file}:{stream.position}") as found:
                         stream._parse_event(bytes(damaged))
                     assert found.value.place == f"{place[0]}:{place[1]}"
-                    stream.file, stream.position, stream._has_checksums = place
+                    stream.file, stream.position, stream.has_checksums = place
             stream._parse_event(packet)
 
 
@@ -141,14 +141,14 @@ def test_idle_server_shows_its_position(mysql_server: MySQLServer) -> None:
     end = here(mysql_server)
     with open_stream(mysql_server, end, blocking=True, heartbeat_seconds=0.2) as stream:
         reached = list(islice(read_transactions(stream, {}), 5))
-    assert reached == [ReachedPosition(*end)] * 5
+    assert reached == [Position(*end)] * 5
 
 
 def test_events_come_as_they_are_written(mysql_server: MySQLServer, database: str) -> None:
     mysql_server.execute(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
     captured = capture(mysql_server, database, "t")
     with open_stream(mysql_server, here(mysql_server), blocking=True) as stream:
-        items = (item for item in read_transactions(stream, lasting(captured)) if not isinstance(item, ReachedPosition))
+        items = (item for item in read_transactions(stream, lasting(captured)) if not isinstance(item, Position))
         for i in range(3):
             mysql_server.execute(f"INSERT INTO {database}.t VALUES ({i})")
             assert changes([next(items)]) == [(None, (i,))]

@@ -24,11 +24,11 @@ def test_they_are_those_that_others_know() -> None:
 
 def test_a_type_is_read_or_passed_over() -> None:
     """What carries no rows is not also one of those that are read."""
-    passed = set(event_types.EVENTS_WITHOUT_ROWS) | event_types.BETWEEN_TRANSACTIONS | event_types.HEARTBEATS
+    passed = set(event_types.SKIPPED_EVENTS) | event_types.BETWEEN_TRANSACTIONS | event_types.HEARTBEATS
     read = (
         event_types.TRANSACTION_STARTS
         | event_types.ROWS_EVENTS_V1
         | set(event_types.UNCOMPRESSED_TYPES)
         | set(event_types.UNCOMPRESSED_TYPES.values())
     )
-    assert not passed & read and not set(event_types.EVENTS_WITHOUT_ROWS) & event_types.BETWEEN_TRANSACTIONS
+    assert not passed & read and not set(event_types.SKIPPED_EVENTS) & event_types.BETWEEN_TRANSACTIONS

@@ -8,20 +8,20 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.collations import Collations
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog import reading
 from tests.support.binlog.reading import capture, events_since
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -257,5 +257,5 @@ def test_a_collation_that_is_not_known(world: World) -> None:
 
 def test_two_names_of_one_character_set(world: World) -> None:
     table = world.table("id INT PRIMARY KEY, v VARCHAR(20) CHARACTER SET utf8mb3")
-    columns = (table.columns[0], replace(table.columns[1], charset="utf8"))
-    assert world.read(replace(table, columns=columns), "INSERT INTO t VALUES (1, 'x')") == [(None, (1, "x"))]
+    columns = (table.columns[0], table.columns[1].replace(charset="utf8"))
+    assert world.read(table.replace(columns=columns), "INSERT INTO t VALUES (1, 'x')") == [(None, (1, "x"))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pymysql
@@ -19,9 +18,8 @@ from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MAP, TRANSACTION_PAYLOAD, WRITE_ROWS, XID
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.transactions import ReachedPosition, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import PreparedXaRows
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from tests.support.binlog.reading import (
     Captured,
     capture,
@@ -34,6 +32,7 @@ from tests.support.binlog.reading import (
     read,
     transactions,
 )
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.servers import MySQLServer
 
 OTHER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -154,7 +153,7 @@ def test_places_between_transactions(table: Table) -> None:
     empty = here(table.server)
     table.run("INSERT INTO t (a) VALUES (2)")
     items = everything(table.events(), table.captured)
-    reached = [(item.file, item.position) for item in items if isinstance(item, ReachedPosition)]
+    reached = [(item.file, item.position) for item in items if isinstance(item, Position)]
     assert reached[0] == table.start
     assert empty in reached
     assert [after[0] for _, after in changes(t for t in items if isinstance(t, Transaction)) if after] == [1, 2]
@@ -257,7 +256,7 @@ def test_function_called_by_statement_stops(table: Table) -> None:
 def test_row_images_that_are_not_full_stop(table: Table, image: str, sql: str) -> None:
     table.run("CREATE TABLE w (a INT PRIMARY KEY, b VARCHAR(9), c TEXT)", "INSERT INTO w VALUES (1, 'b', 'c')")
     captured, start = capture(table.server, table.database, "w"), here(table.server)
-    captured = {name: replace(schema, full_before_images=True) for name, schema in captured.items()}
+    captured = {name: schema.replace(full_before_images=True) for name, schema in captured.items()}
     table.run(f"SET SESSION binlog_row_image = {image}", sql)
     with pytest.raises(TerminalError, match=rf"row images of {table.database}\.w are not full.*binlog_row_image=FULL"):
         transactions(table.server, start, captured)
@@ -415,8 +414,8 @@ def test_one_table_map_under_two_definitions(table: Table) -> None:
     table.run("INSERT INTO e VALUES (1, 'x')")
     middle = Position(*here(table.server))
     table.run("INSERT INTO e VALUES (2, 'x')")
-    column = replace(before.columns[1], nullable=False)  # what no table map of these rows contradicts
-    after = replace(before, columns=(before.columns[0], column))
+    column = before.columns[1].replace(nullable=False)  # what no table map of these rows contradicts
+    after = before.replace(columns=(before.columns[0], column))
     over_time = DefinitionHistory.from_single(before).with_change(middle, after)
     found = read_transactions(events_since(table.server, start), {before.id: over_time}, collations())
     rows = [row for t in found if isinstance(t, Transaction) for row in t.rows]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.mysql.binlog.kernels import json_kernel as json_kernel
 from airflow_provider_cdc.mysql.binlog.kernels.json_kernel import json_texts
-from airflow_provider_cdc.mysql.binlog.plain import row_decoder as rows_module
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import format_double, json_text
+from tests.support.binlog import row_decoder as rows_module
 from tests.support.binlog.reading import capture, changes, here, transactions
 from tests.support.servers import MySQLServer
 

@@ -18,8 +18,8 @@ from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent
 from airflow_provider_cdc.mysql.binlog.events.event_types import DELETE_ROWS, UPDATE_ROWS, WRITE_ROWS
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.plain.row_decoder import decode_rows
 from tests.support.binlog.reading import capture, changes, events_since, here, read, server_says, transactions, we_say
+from tests.support.binlog.row_decoder import decode_rows
 from tests.support.servers import MySQLServer
 
 

@@ -181,7 +181,7 @@ def test_rows_that_are_not_read(recorded: tuple[Recording, Captured, Position]) 
     """The planner's way: the same places and GTIDs, no changes, and nobody asks for the character sets."""
     recording, captured, end = recorded
     latin = {
-        name: replace(schema, columns=tuple(replace(c, charset=c.charset and "latin1") for c in schema.columns))
+        name: schema.replace(columns=tuple(c.replace(charset=c.charset and "latin1") for c in schema.columns))
         for name, schema in captured.items()
     }
     known = recording.collations

@@ -1,0 +1,185 @@
+"""What the task does with an epoch of its stream that runs or has ended.
+
+A running epoch is paused or resumed, and gets changed settings. One that has ended decides whether the task is done,
+has failed, or continues with the next epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.airflow.assets import CHANGES, emit_asset_events, is_partition_run
+from airflow_provider_cdc.airflow.operators.base import PipelineOperator, log_driver_tail, task_identity
+from airflow_provider_cdc.config.fingerprint import RELOADABLE_SETTINGS, changed_settings, settings_fingerprint
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError, UnexpectedError, make_error
+from airflow_provider_cdc.model.supervision import WatchOutcome
+from airflow_provider_cdc.observe.asset_windows import is_window_empty, take_catch_up_windows
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.config import Pipeline
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.state import EpochRow, StateDatabase
+
+_PAUSE_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "none": None, "": None}
+
+
+def parse_paused(value: object) -> bool | None:
+    """Parse ``paused``, after its templates have been rendered. ``None`` leaves the stream as it is.
+
+    :raises NotReadyError: if the value is not recognized.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word not in _PAUSE_WORDS:
+        raise NotReadyError(f"paused is {value!r}", "Give true, false, or none to leave the stream as it is")
+    return _PAUSE_WORDS[word]
+
+
+def pause_or_resume(store: StateDatabase, pipeline: str, paused: object, by: str, log: Any) -> None:
+    """Pause or resume the stream.
+
+    :param paused: as in :func:`parse_paused`.
+    :param by: the task that asks for it.
+    """
+    pause = parse_paused(paused)
+    if pause is None:
+        return
+    accepted = store.pause_stream(pipeline, by) if pause else store.resume_stream(pipeline, by)
+    what = "paused" if pause else "resumed"
+    log.info(
+        "the stream is %s, according to the task's parameter" if accepted else "the stream is about to end: not %s",
+        what,
+    )
+
+
+def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: EpochRow, by: str, log: Any) -> bool:
+    """Apply the current pipeline settings to a stream that was found running.
+
+    The stream adopts a changed list of tables while it runs. For all other changes it is asked to stop at a transaction
+    boundary, and the next epoch begins with the new settings.
+
+    :param run: the live run.
+    :param by: the task that found it.
+    :param log: the task's logger.
+    :returns: whether the stream was asked to stop.
+    """
+    from airflow_provider_cdc.resnapshot.membership import reload_tables
+
+    changed = changed_settings(run.settings or {}, settings_fingerprint(run_context.pipeline))
+    if not changed:
+        return False
+    description = f"the pipeline has changed since epoch {run.epoch} began: {', '.join(changed)}"
+    if run.log is None:  # it runs in a terminal
+        log.warning(
+            "%s. The stream was started from the command line on %s, and keeps its old settings until it is restarted",
+            description,
+            run.host,
+        )
+        return False
+    if RELOADABLE_SETTINGS.issuperset(changed):
+        if run.desired_state != "run":
+            log.warning("%s. The stream is paused, and adopts the new list of tables when it is restarted", description)
+            return False
+        log.info("%s. The stream adopts these while it runs", description)
+        added, removed = reload_tables(run_context, store) or ([], [])
+        log.info("added: %s; removed: %s", ", ".join(added) or "none", ", ".join(removed) or "none")
+        return False
+    log.info("%s. Asking the stream to stop; the next epoch begins with the new settings", description)
+    store.request_stop(run.pipeline, run.epoch, by=by)
+    return True
+
+
+class RestartNeeded(Exception):
+    """An epoch has ended unexpectedly, and the stream is to be restarted.
+
+    :param error: the reason.
+    :param ran_seconds: how long the epoch ran, in seconds.
+    :param made_progress: whether it has applied a batch.
+    """
+
+    def __init__(self, error: TransientError, ran_seconds: float, made_progress: bool) -> None:
+        super().__init__(str(error))
+        self.error, self.ran_seconds, self.made_progress = error, ran_seconds, made_progress
+
+
+def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any], log: Any) -> dict[str, Any] | None:
+    """Decide what the end of an epoch means for the task.
+
+    :param pipeline: name of the pipeline.
+    :param event: ``epoch``, ``verdict``, and whether the epoch was ``found`` running.
+    :param log: the task's logger.
+    :returns: the task's result, or ``None`` if a stream must continue to run.
+    :raises CdcError: the stream's error, if it needs a decision or a fix.
+    :raises RestartNeeded: if the stream is to be restarted.
+    """
+    epoch, verdict = int(event["epoch"]), WatchOutcome(event["verdict"])
+    started_run = None if event["found"] else store.epoch_row(pipeline, epoch)
+    if started_run is not None and started_run.state == WatchOutcome.CAUGHT_UP:  # even if another epoch has begun since
+        log_driver_tail(log, started_run.log)
+        return _summary(store, started_run)
+    if verdict is WatchOutcome.SUPERSEDED:
+        log.info("epoch %s was taken over by a newer one", epoch)
+        return None
+    run = store.newest_epoch(pipeline)
+    if run is None or run.epoch != epoch:
+        return None
+    log_driver_tail(log, run.log)
+    # Both times come from the driver's clock: tries of this task may run on hosts whose clocks differ.
+    ran_seconds = (run.heartbeat_at - run.started_at).total_seconds()
+    if verdict is WatchOutcome.FAILED:
+        error = make_error(run.error_kind, run.error or f"epoch {epoch} failed")
+    elif verdict is WatchOutcome.LOST or (verdict is WatchOutcome.STOPPED and run.desired_state != "stop"):
+        error = UnexpectedError(
+            f"the Spark driver of epoch {epoch} on {run.host} was lost",
+            f"Check the end of its log {run.log} and the memory of {run.host}, and whether that host or pod was shut "
+            "down",
+        )
+    else:
+        error = None
+    if isinstance(error, TransientError):
+        made_progress = run.batches > 0
+        raise RestartNeeded(error, ran_seconds, made_progress)
+    if error is not None:
+        raise error
+    if verdict is WatchOutcome.STOPPED and run.stop_by is not None:
+        log.info("epoch %s was stopped by %s; starting the next", epoch, run.stop_by)
+        return None
+    if verdict is WatchOutcome.CAUGHT_UP and event["found"]:
+        log.info("epoch %s, which was already running, has caught up; starting this task's own catch-up", epoch)
+        return None
+    return _summary(store, run)
+
+
+def emit_catch_up_events(
+    operator: PipelineOperator, context: Context, pipeline: Pipeline, store: StateDatabase, result: Mapping[str, Any]
+) -> None:
+    """Emit asset events for everything that was applied since the last catch-up, if this run was one.
+
+    A run with a partition key completes that partition for all tables, including those without changes.
+
+    :param result: the task's result.
+    """
+    if result["state"] != WatchOutcome.CAUGHT_UP:
+        return
+    windows = take_catch_up_windows(store, pipeline.name, task_identity(context))
+    events = {
+        t: {"kind": CHANGES, **w} for t, w in windows.items() if is_partition_run(context) or not is_window_empty(w)
+    }
+    emit_asset_events(operator, context, pipeline, events)
+
+
+def _summary(store: StateDatabase, run: EpochRow) -> dict[str, Any]:
+    tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if row.state == "suspended"]
+    return {
+        "epoch": run.epoch,
+        "state": run.state,
+        "batches": run.batches,
+        "changes": run.changes,
+        "start": run.start_offset,
+        "end": run.end_offset,
+        "suspended": tables,
+    }
