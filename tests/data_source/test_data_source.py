@@ -272,9 +272,9 @@ def test_a_checkpoint_whose_binlog_is_gone(source: Source) -> None:
     offsets = sorted((source.folder / "checkpoint" / "offsets").glob("[0-9]*"))
     # As if the file had been removed: the server is shared with other tests.
     text = offsets[-1].read_text()
-    stored = rf'\"file\": \"{at.file}\"'
+    stored = rf"\"file\": \"{at.file}\""
     assert stored in text
-    offsets[-1].write_text(text.replace(stored, r'\"file\": \"binlog.000000\"'))
+    offsets[-1].write_text(text.replace(stored, r"\"file\": \"binlog.000000\""))
     (offsets[-1].parent / f".{offsets[-1].name}.crc").unlink()
     source.run("INSERT INTO t VALUES (2, 'b')")
     with pytest.raises(Exception, match=rf"the binlog position binlog.000000:{at.position} is no longer") as caught:
