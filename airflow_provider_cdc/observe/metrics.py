@@ -48,7 +48,7 @@ METRICS = {
         Metric("rows", "Rows that the snapshot has read"),
         Metric("chunks_done", "Chunks that the snapshot has read"),
         Metric("chunks_total", "Chunks of the snapshot"),
-        Metric("tables", "Tables of the pipeline, without those that were removed from it"),
+        Metric("tables", "Tables of the pipeline, excluding those that were removed from it"),
         Metric("suspended_tables", "Tables that are suspended because of a problem"),
         Metric("suspended", "1 if the table is suspended because of a problem, else 0", per_table=True),
         Metric("table_rows", "Rows of the copy", per_table=True),

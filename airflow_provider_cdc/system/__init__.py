@@ -1,4 +1,4 @@
-"""Processes, permissions, temporary folders and failpoints: what the rest needs of Linux.
+"""Processes, permissions, temporary folders and failpoints: what the rest of the code needs from Linux.
 
 ``processes`` starts and ends sessions, tells whether a process of this or another host is dead, and rotates and tails
 the logs of drivers. ``temp_dirs.temporary_folder`` is removed when its owner ends, or by the next process if the
