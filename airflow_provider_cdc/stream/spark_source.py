@@ -248,7 +248,7 @@ def make_source_class(job: StreamJob, start: Offset, file: Path, seconds: float)
     :param seconds: minimum seconds between the starts of two batches.
     """
 
-    class BinlogSource(DataSource):
+    class StreamDataSource(DataSource):
         @classmethod
         def name(cls) -> str:
             return FORMAT
@@ -259,4 +259,4 @@ def make_source_class(job: StreamJob, start: Offset, file: Path, seconds: float)
         def streamReader(self, schema: Any) -> DataSourceStreamReader:
             return BinlogStreamReader(job, start, file, seconds)
 
-    return BinlogSource
+    return StreamDataSource

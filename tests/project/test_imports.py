@@ -129,6 +129,13 @@ def test_no_two_modules_import_each_other() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+def test_no_two_classes_have_the_same_name() -> None:
+    """Whoever reads the name, or looks for it, means one thing."""
+    nodes = [node for path in MODULES for node in ast.walk(ast.parse(path.read_text()))]
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 @pytest.mark.parametrize("room", ["model", "ddl"])
 def test_pure_rooms_do_no_io(room: str) -> None:
     forbidden = {"os", "io", "pathlib", "socket", "subprocess", "time", "random", "pymysql", "pyspark", "deltalake"}
