@@ -24,7 +24,8 @@ from tests.support.packages import cache_folder, locked
 #: What is tried. All else in an environment is the newest that goes with it.
 VERSIONS = {
     "oldest": {"apache-airflow": "3.1.8", "pyspark": "4.0.0"},
-    "middle": {"apache-airflow": "3.2.2", "pyspark": "4.1.4"},
+    # The API server of this Airflow does not start with cadwyn 9.0.0 and fastapi 0.165.0.
+    "middle": {"apache-airflow": "3.2.2", "pyspark": "4.1.4", "cadwyn": "7.0.0", "fastapi": "0.136.3"},
     "newest": {"apache-airflow": "3.3.2", "pyspark": "4.3.0"},
 }
 PYTHONS = {"oldest": "3.11", "middle": "3.12", "newest": "3.13"}

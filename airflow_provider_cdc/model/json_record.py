@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -10,6 +11,10 @@ import msgspec
 from airflow_provider_cdc.model.errors import TerminalError
 
 T = TypeVar("T")
+#: Types whose fields msgspec knows. It finds them when it parses the first value of a type, and crashes the process if
+#: two threads do that at the same time.
+_known_types = set[Any]()
+_lock = threading.Lock()
 
 
 class JsonRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -39,6 +44,10 @@ def parse_json(value: Any, record_type: type[T], place: str = "") -> T:
     :param place: where it was read.
     :raises TerminalError: if it is damaged, or was written by a newer version.
     """
+    if record_type not in _known_types:
+        with _lock:
+            msgspec.json.Decoder(record_type)
+            _known_types.add(record_type)
     try:
         # Not the decoder of msgspec, which rejects lone surrogates: names may contain them.
         return msgspec.convert(json.loads(value) if isinstance(value, bytes) else value, record_type)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -26,6 +28,43 @@ def test_defaults_are_left_out() -> None:
         "xa": [],
     }
     assert Position("binlog.000003", 77).to_json() == ["binlog.000003", 77]
+
+
+MANY_THREADS = """
+import sys
+import threading
+from airflow_provider_cdc.model.json_record import JsonRecord, parse_json
+
+sys.setswitchinterval(1e-6)
+for number in range(300):
+    class Inner(JsonRecord, frozen=True):
+        a: "int"
+        b: "tuple[str, ...]" = ()
+
+    class Outer(JsonRecord, frozen=True):
+        inner: "tuple[Inner, ...]"
+        names: "dict[str, Inner]"
+        text: "str | None" = None
+
+    barrier = threading.Barrier(8)
+
+    def parse():
+        barrier.wait()
+        for _ in range(3):
+            parse_json({"inner": [{"a": 1}], "names": {"x": {"a": 2}}}, Outer)
+
+    threads = [threading.Thread(target=parse) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_may_parse_the_first_value_of_a_type_at_the_same_time() -> None:
+    """msgspec itself crashes then: it reads the fields of a type while another thread is still finding them."""
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", MANY_THREADS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("record_type", [Column, Offset, Position])
