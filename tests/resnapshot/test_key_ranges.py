@@ -329,6 +329,8 @@ def test_lenient_columns(server: MySQLServer, database: str, tmp_path: Path) -> 
 def test_large_ranges_are_cut(server: MySQLServer, cli: Cli) -> None:
     """Into chunks as in a snapshot, with more of them than one file holds; and one range that holds no row."""
     damage(server, "number", outside=False)
+    # The copy has a row after the source's last one.
+    server.session("part", "SET SESSION sql_log_bin = 0", "DELETE FROM number ORDER BY id DESC LIMIT 1")
     for condition, chunks in (("id >= -100", 10), ("id > 100000", 1)):
         assert cli.resnapshot("part.number", condition) == "staged"
         with cli.opened() as (context, _):
