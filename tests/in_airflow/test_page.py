@@ -68,7 +68,7 @@ def compare(site: Site, page: Page, label: str, dag: str, state: str, attempt: i
 def scheduler_ends_run(site: Site, dag: str) -> Iterator[None]:
     """The scheduler is about to end a run, since its tasks have ended, when one of them is cleared.
 
-    The run is locked and still running. It ends, and is unlocked, when somebody waits for the lock.
+    The run is locked and still running. It ends, and is unlocked, when another session waits for the lock.
     """
     with psycopg.connect(site.metadata.uri("airflow")) as scheduler:
         state = None
@@ -80,7 +80,7 @@ def scheduler_ends_run(site: Site, dag: str) -> Iterator[None]:
 
         def end_run() -> None:
             waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
-            site.wait("somebody who waits for the lock", lambda: site.metadata.execute(waiting))
+            site.wait("a session that waits for the lock", lambda: site.metadata.execute(waiting))
             scheduler.execute("UPDATE dag_run SET state = 'success' WHERE dag_id = %s", [dag])
             scheduler.commit()
 

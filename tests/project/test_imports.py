@@ -130,7 +130,7 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def test_no_two_classes_have_the_same_name() -> None:
-    """Whoever reads the name, or looks for it, means one thing."""
+    """A name stands for one thing, and a search finds it."""
     nodes = [node for path in MODULES for node in ast.walk(ast.parse(path.read_text()))]
     names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []

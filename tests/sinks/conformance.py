@@ -976,10 +976,10 @@ class SinkConformance:
     # ------------------------------------------------------------ all rows are exchanged
 
     #: A definition with the columns of the partitions, and with others: one is gone, and others have come.
-    ANEW: ClassVar[TableSchema] = widened(KEYED).replace(columns=(TEXT, WIDER[2], INT))
+    REDEFINED: ClassVar[TableSchema] = widened(KEYED).replace(columns=(TEXT, WIDER[2], INT))
 
     def staged_overwrite(
-        self, sink: PipelineSink, table: TableSchema = ANEW
+        self, sink: PipelineSink, table: TableSchema = REDEFINED
     ) -> tuple[SinkTable, SinkTable, list[DataFile]]:
         """A table that has lived under a wider definition, the object of the new one, and slices of that."""
         self.require_features(sink, Feature.RESNAPSHOT)
@@ -1000,7 +1000,7 @@ class SinkConformance:
     @pytest.mark.parametrize("key", [("id",), ("v.w", "id"), (BEHIND,)], ids=["same", "composite", "another"])
     def test_all_rows_are_exchanged(self, sink: PipelineSink, tmp_path: Path, key: tuple[str, ...]) -> None:
         """Whatever columns and key there were; it goes on with the new ones."""
-        table = self.ANEW.replace(key=key)
+        table = self.REDEFINED.replace(key=key)
         _, new, slices = self.staged_overwrite(sink, table)
         assert new.overwrite(slices, {"anew": 2}, FENCE)
         assert [new.markers().get(name) for name in ("anew", "ddl", "stream", "epoch")] == [2, 3, 2, 1]
@@ -1086,7 +1086,7 @@ class SinkConformance:
                 said = new.overwrite(slices, {"anew": 2}, FENCE)
         except Exception:
             pass
-        again = self.open(tmp_path).table(self.ANEW)
+        again = self.open(tmp_path).table(self.REDEFINED)
         stands = old.markers().get("anew") == 2
         assert (stands or not made) and (stands or not said)
         assert again.overwrite(slices, {"anew": 2}, FENCE) != stands
@@ -1098,7 +1098,7 @@ class SinkConformance:
     @pytest.mark.parametrize("what", ["columns", "key"])
     def test_an_object_from_before_an_exchange(self, sink: PipelineSink, what: str) -> None:
         """It writes no rows any more: also none that were decided on before."""
-        table = self.ANEW if what == "columns" else widened(KEYED).replace(key=("v.w", "id"))
+        table = self.REDEFINED if what == "columns" else widened(KEYED).replace(key=("v.w", "id"))
         old, new, slices = self.staged_overwrite(sink, table)
 
         def decide(markers: Markers) -> Change:
