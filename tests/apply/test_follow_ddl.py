@@ -24,6 +24,7 @@ from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
+from tests.support.chance import killed_at
 from tests.support.cli import Cli, asked_by
 from tests.support.epochs import run_epoch_in_process
 from tests.support.failpoints import SCHEMA_CHANGES
@@ -256,23 +257,12 @@ def test_exception(server: MySQLServer, database: str, tmp_path: Path) -> None:
     is_copy(server, cli)
 
 
-class Killed(BaseException):
-    """Ends a run as a crash would."""
-
-
 @pytest.mark.parametrize("name", SCHEMA_CHANGES)
-def test_killed(server: MySQLServer, database: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed(server: MySQLServer, database: str, name: str, tmp_path: Path) -> None:
     cli = copied(server, tmp_path)
     run(server, *FOLLOWED["one after the other"])
-
-    def die(reached: str) -> None:
-        if reached == name:
-            raise Killed
-
-    monkeypatch.setattr(schema_changes, "failpoint", die)
-    with pytest.raises(Killed):
+    with killed_at(name, schema_changes):
         cli.catch_up()
-    monkeypatch.undo()
     cli.catch_up()
     is_copy(server, cli)
     files = [json.loads(f.read_text()) for f in (cli.sink / "_cdc" / "p" / "amended" / "1").glob("*.json")]
@@ -328,24 +318,15 @@ def test_a_group_that_is_read_again_behind_it(
     is_copy(server, cli)
 
 
-def test_a_group_that_is_read_again_before_it_is_followed(
-    server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_is_read_again_before_it_is_followed(server: MySQLServer, database: str, tmp_path: Path) -> None:
     cli = copied(server, tmp_path)
     with cleared(cli) as read:
         run(server, "UPDATE keyed SET v = 'x' WHERE id < 3", *FOLLOWED["a column in the middle"])
         with pytest.raises(TransientError, match="the stream has not followed that yet"):
             read()
-
-        def die(reached: str) -> None:
-            if reached == "definition.after_alter":
-                raise Killed
-
         # Its definition is known, and the resume point stands before it: what is read now is of the new one.
-        monkeypatch.setattr(schema_changes, "failpoint", die)
-        with pytest.raises(Killed):
+        with killed_at("definition.after_alter", schema_changes):
             cli.catch_up()
-        monkeypatch.undo()
         assert read() == "staged"
         cli.catch_up()
         is_copy(server, cli)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 from airflow_provider_cdc.model.errors import DdlError, TransientError
 from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
 from airflow_provider_cdc.verify.run import verify_tables
-from tests.apply.test_follow_ddl import Killed, copied, is_copy
+from tests.apply.test_follow_ddl import copied, is_copy
+from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -28,23 +29,6 @@ pytestmark = pytest.mark.one_of("server")
 def database(server: MySQLServer) -> Iterator[str]:
     with three_tables(server) as name:
         yield name
-
-
-@pytest.fixture
-def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cli, str], None]:
-    """Lets a catch-up die at a failpoint."""
-
-    def catch_up(cli: Cli, name: str) -> None:
-        def die(reached: str) -> None:
-            if reached == name:
-                raise Killed
-
-        with monkeypatch.context() as patched:
-            patched.setattr(schema_changes, "failpoint", die)
-            with pytest.raises(Killed):
-                cli.catch_up()
-
-    return catch_up
 
 
 # ---------------------------------------------------------------- names
@@ -87,12 +71,13 @@ def test_another_statement_is_called_by_its_name(server: MySQLServer, database: 
 
 
 def test_a_definition_is_known_and_the_copy_has_other_columns(
-    server: MySQLServer, database: str, tmp_path: Path, die_at: Callable[[Cli, str], None]
+    server: MySQLServer, database: str, tmp_path: Path
 ) -> None:
     """`airflow-cdc run` begins with the snapshot: where that stops, the stream that would go on never begins."""
     cli = copied(server, tmp_path)
     run(server, "ALTER TABLE keyed ADD w INT AFTER id", "UPDATE keyed SET w = 1 WHERE id < 9")
-    die_at(cli, "definition.after_write")
+    with killed_at("definition.after_write", schema_changes):
+        cli.catch_up()
     assert cli.call("status").code == 0
     assert [
         t["table"] for t in maintain_tables(cli.context, lambda work: [c.run() for c in work], purge=True)["tables"]

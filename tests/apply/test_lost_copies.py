@@ -16,6 +16,7 @@ from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import TableSuspendedError, TerminalError
 from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.stream.run import begin_epoch
+from tests.support.chance import Killed, killed_at
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
@@ -76,13 +77,8 @@ def test_gone_or_another_table(server: MySQLServer, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("dies", ["", "rejoin.before_write", "rejoin.after_write", "rejoin.after_exchange"])
-def test_gone_and_read_again(server: MySQLServer, cli: Cli, dies: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gone_and_read_again(server: MySQLServer, cli: Cli, dies: str) -> None:
     """What was removed comes back whole, also after a run that dies on the way."""
-
-    def fail(name: str) -> None:
-        if name == dies:
-            raise Crash
-
     for table in ("keyed", "plain"):
         shutil.rmtree(copy_of(cli, table))
     with pytest.raises(TableSuspendedError):
@@ -91,9 +87,7 @@ def test_gone_and_read_again(server: MySQLServer, cli: Cli, dies: str, monkeypat
         assert cli.resnapshot(f"d.{table}") == "staged"
     run(server, *(f"DELETE FROM {table} WHERE v LIKE '%7'" for table in TABLES))
     if dies:
-        with monkeypatch.context() as patched, pytest.raises(Crash):
-            for module in (publish, schema_changes):
-                patched.setattr(module, "failpoint", fail)
+        with killed_at(dies, publish, schema_changes):
             cli.catch_up()
     cli.catch_up()
     assert not suspended(cli)
@@ -134,10 +128,6 @@ def test_removed_while_the_stream_runs(server: MySQLServer, cli: Cli) -> None:
     equal(server, cli, "quiet", "plain")
 
 
-class Crash(BaseException):
-    """Ends a run as a crash would, as far as that can be had in one process."""
-
-
 @pytest.mark.parametrize("was", ["suspended", "in step"])
 @pytest.mark.parametrize("when", ["at once", "by the next run"])
 def test_an_exchange_that_is_refused(
@@ -160,11 +150,11 @@ def test_an_exchange_that_is_refused(
         if name == "rejoin.before_exchange":
             remove()
             if when == "by the next run":
-                raise Crash
+                raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(schema_changes, "failpoint", fail)
-        with pytest.raises(Crash) if when == "by the next run" else refused():
+        with pytest.raises(Killed) if when == "by the next run" else refused():
             cli.catch_up()
     run(server, "UPDATE quiet SET v = 'on' WHERE id = 5", "DELETE FROM keyed WHERE id = 6")
     with refused():

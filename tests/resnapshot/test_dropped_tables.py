@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.resnapshot import test_membership
 from tests.resnapshot.test_membership import ALL, captures, change, events, wait_until
 from tests.resnapshot.test_suspension import equal
 from tests.support import failpoints
+from tests.support.chance import killed_at
 from tests.support.cli import Cli, tree
 from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import KILLED, Nursery
@@ -232,28 +233,6 @@ def test_with_a_feed_and_rows_that_were_kept(server: MySQLServer, database: str,
     equal(server, cli, "plain", "quiet")
 
 
-class Died(BaseException):
-    pass
-
-
-def at(name: str, what: Callable[[], None]) -> pytest.MonkeyPatch:
-    """What happens at a failpoint, the first time, until that is undone."""
-    left = [what]
-
-    def reached(found: str) -> None:
-        if found == name and left:
-            left.pop()()
-
-    patched = pytest.MonkeyPatch()
-    for module in (dropping, suspension):
-        patched.setattr(module, "failpoint", reached)
-    return patched
-
-
-def die() -> None:
-    raise Died
-
-
 @pytest.mark.one_of("server", "again")
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
 @pytest.mark.parametrize("name", ["suspend.before_write", "suspend.after_write", *failpoints.DROPPED_TABLE])
@@ -262,12 +241,8 @@ def test_killed(server: MySQLServer, database: str, name: str, again: bool, tmp_
     cli = copied(server, tmp_path)
     run(server, "UPDATE keyed SET v = 'last'", "DROP TABLE keyed")
     change(server, ("plain",))
-    patched = at(name, die)
-    try:
-        with pytest.raises(Died):
-            cli.catch_up()
-    finally:
-        patched.undo()
+    with killed_at(name, dropping, suspension):
+        cli.catch_up()
     if again:
         run(server, "CREATE TABLE keyed (a INT PRIMARY KEY)", "INSERT INTO keyed VALUES (4), (5)")
     change(server, ("quiet",))
@@ -297,24 +272,27 @@ def test_a_process_is_killed(mysql_server: MySQLServer, name: str, tmp_path: Pat
         equal(mysql_server, cli, "plain", "quiet")
 
 
-def test_an_epoch_that_was_overtaken(server: MySQLServer, database: str, tmp_path: Path) -> None:
+def test_an_epoch_that_was_overtaken(
+    server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has seen that the table was dropped. Before it empties the copy, the table is made and read again."""
     cli = copied(server, tmp_path)
     run(server, "DROP TABLE keyed")
+    left = ["drop.before_commit"]
 
-    def overtake() -> None:
+    def overtake(name: str) -> None:
+        if name not in left:
+            return
+        left.clear()
         run(server, "CREATE TABLE keyed (a INT PRIMARY KEY)", "INSERT INTO keyed VALUES (4), (5)")
         with cli.opened() as (context, store):
             context.liveness.is_alive = lambda epoch_row: False  # type: ignore[method-assign]
             run_epoch_in_process(begin_epoch(context, store, catch_up=True))
         equal(server, cli, *TABLES)
 
-    patched = at("drop.before_commit", overtake)
-    try:
-        with pytest.raises(FencedError):
-            cli.catch_up()
-    finally:
-        patched.undo()
+    monkeypatch.setattr(dropping, "failpoint", overtake)
+    with pytest.raises(FencedError):
+        cli.catch_up()
     equal(server, cli, *TABLES)
     assert "table_emptied" not in events(cli)
     run(server, "INSERT INTO keyed VALUES (6)")

@@ -16,6 +16,7 @@ from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN, TS_COLUMN
 from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.verify.run import verify_tables
+from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -144,20 +145,11 @@ def test_rows_that_were_deleted_unseen(cli: Cli, server: MySQLServer, database: 
 
 
 @pytest.mark.parametrize("at", ["rejoin.after_write", "rejoin.before_exchange", "rejoin.after_exchange"])
-def test_a_run_that_is_killed(
-    cli: Cli, server: MySQLServer, database: str, at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_killed(cli: Cli, server: MySQLServer, database: str, at: str) -> None:
     for table in KEPT:
         assert cli.resnapshot(f"{database}.{table}") == "staged"
     before = {table: held(cli, database, table).keys() for table in KEPT}
-
-    def killed(name: str) -> None:
-        if name == at:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        for module in (publish, schema_changes):
-            patch.setattr(module, "failpoint", killed)
+    with killed_at(at, publish, schema_changes):
         cli.catch_up()
     change(server, database, "INSERT INTO {t} VALUES (10, 'back')")
     cli.catch_up()

@@ -28,7 +28,7 @@ from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify.run import verify_tables
-from tests.support.chance import Killed
+from tests.support.chance import killed_at
 from tests.support.cli import Cli, asked_by
 from tests.support.epochs import run_epoch_in_process
 from tests.support.failpoints import RESNAPSHOT_OUTCOME
@@ -213,23 +213,15 @@ def test_before_the_stream_has_passed_the_snapshot(server: MySQLServer, database
 
 
 @pytest.mark.parametrize("place", ["reread.before_commit", "reread.after_commit", *RESNAPSHOT_OUTCOME])
-def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str) -> None:
     damage(server, "number", outside=False)
     damage(server, "two", outside=False)
     assert cli.resnapshot("part.number", TABLES["number"][2]) == "staged"
     assert cli.resnapshot("part.number", "id = 210") == "staged"
     assert cli.resnapshot("part.two", TABLES["two"][2]) == "staged"
     write(server, "number")
-
-    def failpoint(name: str) -> None:
-        if name == place:
-            raise Killed(place)
-
-    with monkeypatch.context() as patch:
-        for module in (publish, staged):
-            patch.setattr(module, "failpoint", failpoint)
-        with pytest.raises(Killed):
-            cli.catch_up()
+    with killed_at(place, publish, staged):
+        cli.catch_up()
     write(server, "number")
     cli.catch_up()
     assert is_equal(server, cli, *TABLES)

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply import follow_ddl as schema_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.observe.status import read_status
-from airflow_provider_cdc.resnapshot import membership, publish, suspension
+from airflow_provider_cdc.resnapshot import membership, publish
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_suspension import equal
 from tests.support import failpoints
+from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables
@@ -243,26 +243,13 @@ def test_in_a_snapshot_that_is_not_complete(server: MySQLServer, database: str, 
     equal(server, cli, *TABLES)
 
 
-class Died(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("at", [*failpoints.ADDED_TABLE, *failpoints.SUSPENSION[2:]])
-def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path) -> None:
     cli = copied(server, tmp_path, r"d\.keyed")
     captures(cli, ALL)
     change(server)
-
-    def die(name: str) -> None:
-        if name == at:
-            raise Died(name)
-
-    with monkeypatch.context() as patch:
-        for module in (apply, membership, publish, schema_changes, suspension):
-            if hasattr(module, "failpoint"):
-                patch.setattr(module, "failpoint", die)
-        with pytest.raises(Died):
-            cli.catch_up()
+    with killed_at(at, membership, publish, schema_changes):
+        cli.catch_up()
     run(server, "UPDATE plain SET v = 'once more' WHERE n < 5", "DELETE FROM quiet WHERE id = 11")
     cli.catch_up()
     equal(server, cli, *TABLES)

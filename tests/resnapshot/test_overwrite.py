@@ -31,7 +31,7 @@ from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import epoch as epochs
 from airflow_provider_cdc.stream.run import begin_epoch
-from tests.support.chance import Killed
+from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import Difference, compare_all
@@ -70,16 +70,6 @@ def in_no_binlog(server: MySQLServer, *statements: str) -> None:
 def events(cli: Cli, kind: str) -> list[str]:
     with cli.opened() as (_, store):
         return [event.detail for event in store.last_events("p", 100, [kind])]
-
-
-def dies(patch: pytest.MonkeyPatch, module: Any, place: str) -> None:
-    """The stream's driver dies at a failpoint of a module."""
-
-    def failpoint(name: str) -> None:
-        if name == place:
-            raise Killed(name)
-
-    patch.setattr(module, "failpoint", failpoint)
 
 
 def whole(cli: Cli) -> None:
@@ -221,16 +211,14 @@ def in_the_meantime(cli: Cli) -> None:
         run_group(context, store, context.require_plan(), 0, slowly, holder="a test", requested_by=again)
 
 
-def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli) -> None:
     """Nothing about a reading is computed from its number: it says itself which table it is of."""
     context = cli.context
     last = len(context.require_plan().tables) - 1
     for index in (0, last):  # the stream dies when it has written down that the table rejoins, and not exchanged it yet
         assert cli.resnapshot(context.require_plan().tables[index].label) == "staged"
-        with monkeypatch.context() as patch:
-            dies(patch, publish, "rejoin.after_write")
-            with pytest.raises(Killed):
-                cli.catch_up()
+        with killed_at("rejoin.after_write", publish):
+            cli.catch_up()
         first = context.layout.amendment(1, index, 1)
         value = read_json(context.storage, first)
         context.storage.delete(first)

@@ -24,6 +24,7 @@ from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot.test_staged_reads import Lost
+from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
 from tests.support.failpoints import NEXT_SNAPSHOT
@@ -185,19 +186,10 @@ def test_before_the_stream_has_begun(server: MySQLServer, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("place", NEXT_SNAPSHOT)
-def test_killed_on_the_way(world: World, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    class Killed(BaseException):
-        pass
-
-    def failpoint(name: str) -> None:
-        if name == place:
-            raise Killed
-
+def test_killed_on_the_way(world: World, place: str) -> None:
     world.change()
-    with monkeypatch.context() as patch:
-        patch.setattr(next_snapshot, "failpoint", failpoint)
-        with pytest.raises(Killed):
-            world.cli.snapshot()
+    with killed_at(place, next_snapshot):
+        world.cli.snapshot()
     with pytest.raises((PurgedError, NotReadyError)):
         world.cli.catch_up()  # there is no way around it
     world.cli.snapshot()

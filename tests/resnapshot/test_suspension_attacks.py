@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.snapshot.run import run_group
 from tests.resnapshot.test_suspension import copied, equal
 from tests.support import failpoints
+from tests.support.chance import killed, killed_at
 from tests.support.cli import Cli, asked_by
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -53,29 +56,14 @@ def suspended(server: MySQLServer, cli: Cli) -> None:
         cli.catch_up()
 
 
-class Died(BaseException):
-    pass
-
-
 def _needs_xa(server: MySQLServer) -> None:
     if isinstance(server, MariaDBServer):
         pytest.skip("a low watermark of MariaDB waits for XA transactions that are prepared, and says so if they stay")
 
 
-def dies(monkeypatch: pytest.MonkeyPatch, at: str, times: int = 1) -> Any:
-    patched = pytest.MonkeyPatch()
-    left = [times]
-
-    def die(name: str) -> None:
-        if name == at:
-            left[0] -= 1
-            if left[0] == 0:
-                raise Died(name)
-
-    for module in (apply, publish, staged, schema_changes, suspension):
-        if hasattr(module, "failpoint"):
-            patched.setattr(module, "failpoint", die)
-    return patched
+def dies(at: str) -> AbstractContextManager[None]:
+    """A run that is killed where it reaches a failpoint, if it does."""
+    return killed((apply, publish, staged, schema_changes, suspension), at, 1, Counter())
 
 
 @pytest.mark.parametrize("batch", [False, True], ids=["no batch behind", "a batch behind"])
@@ -181,7 +169,7 @@ KILLS = (*failpoints.SUSPENSION, "table.after_commit", "progress.before_commit")
 
 
 @pytest.mark.parametrize("at", KILLS)
-def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path) -> None:
     cli = copied(server, tmp_path)
     run(
         server,
@@ -191,12 +179,8 @@ def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path, mon
         "UPDATE quiet SET v = 'behind' WHERE id = 2",
         "DELETE FROM plain WHERE n = 7",
     )
-    patched = dies(monkeypatch, at)
-    try:
-        with contextlib.suppress(Died, TableSuspendedError):
-            cli.catch_up()
-    finally:
-        patched.undo()
+    with dies(at), contextlib.suppress(TableSuspendedError):
+        cli.catch_up()
     xa = not isinstance(server, MariaDBServer)
     if xa:
         prepare(server, "a", "INSERT INTO keyed VALUES (501, 5)")
@@ -210,12 +194,8 @@ def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path, mon
         "UPDATE quiet SET v = 'b' WHERE id = 2",
         "DELETE FROM plain WHERE n = 9",
     )
-    patched = dies(monkeypatch, at)
-    try:
-        with contextlib.suppress(Died):
-            cli.catch_up()
-    finally:
-        patched.undo()
+    with dies(at):
+        cli.catch_up()
     if xa:
         run(server, "XA COMMIT 'a'")
     run(server, "UPDATE keyed SET id = 77 WHERE id = 4", "INSERT INTO plain VALUES (1, 'plain 1')")
@@ -386,9 +366,7 @@ def test_statements(server: MySQLServer, database: str, tmp_path: Path) -> None:
     equal(server, cli, *TABLES)
 
 
-def test_a_copy_that_is_ahead(
-    server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_is_ahead(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """Asked for while a batch is applied; killed between the commits of that and the resume point."""
     cli = copied(server, tmp_path)
     assert cli.resnapshot("d.keyed") == "staged"
@@ -402,12 +380,8 @@ def test_a_copy_that_is_ahead(
         "INSERT INTO plain VALUES (1, 'plain 1')",
         "DELETE FROM plain WHERE n = 5",
     )
-    patched = dies(monkeypatch, "progress.before_commit")
-    try:
-        with pytest.raises(Died):
-            cli.catch_up()
-    finally:
-        patched.undo()
+    with killed_at("progress.before_commit", apply):
+        cli.catch_up()
     shutil.rmtree(folder, ignore_errors=True)
     (tmp_path / "aside").rename(folder)
     cli.catch_up()

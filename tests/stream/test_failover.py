@@ -29,6 +29,7 @@ from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
+from tests.support.chance import killed_at
 from tests.support.cli import Cli, asked_by
 from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_all
@@ -481,7 +482,7 @@ def test_a_ddl_that_the_new_server_has_and_the_stream_has_not_met(pair: Pair) ->
     assert pair.differences(pair.new) == []
 
 
-def test_a_ddl_that_was_begun_at_the_old_server(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ddl_that_was_begun_at_the_old_server(pair: Pair) -> None:
     """Its definition is written down, and the resume point stands before it: where that is, the old server knows."""
     d = pair.database
     pair.cli.snapshot()
@@ -489,15 +490,8 @@ def test_a_ddl_that_was_begun_at_the_old_server(pair: Pair, monkeypatch: pytest.
     pair.copy(pair.old)
     pair.run(f"ALTER TABLE {d}.keyed ADD a INT")
     pair.run(f"UPDATE {d}.keyed SET a = 5 WHERE id = 1")
-
-    def die(name: str) -> None:
-        if name == "definition.after_alter":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(schema_changes, "failpoint", die)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at("definition.after_alter", schema_changes):
         pair.copy(pair.old)
-    monkeypatch.undo()
     pair.refused(TerminalError, rf"had begun to follow an ALTER of {d}.keyed.*Point the connection at server")
     pair.copy(pair.old)
     pair.run(f"UPDATE {d}.keyed SET a = 6 WHERE id = 2")

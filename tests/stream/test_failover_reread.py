@@ -34,6 +34,7 @@ from tests.resnapshot.test_staged_reads import Lost
 from tests.stream import test_failover, test_failover_mariadb
 from tests.stream.test_failover import Pair, epoch
 from tests.stream.test_failover_mariadb import Domains
+from tests.support.chance import Killed
 from tests.support.cli import asked_by
 from tests.support.delta import as_delta, put
 from tests.support.epochs import run_epoch_in_process
@@ -405,10 +406,6 @@ def test_a_try_that_died_behind_its_request(pair: Pair, monkeypatch: pytest.Monk
     assert read_again(pair, pair.old, counted := Counted()).outcome == "staged"
     assert counted.missing == [3]
     exact(pair, pair.old)
-
-
-class Killed(BaseException):
-    """In place of a process that dies."""
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 100)], ids=["gone", "cut short"])

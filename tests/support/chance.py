@@ -138,6 +138,14 @@ def killed(
         yield
 
 
+@contextmanager
+def killed_at(name: str, *modules: ModuleType) -> Iterator[None]:
+    """Whatever runs in here is killed the first time that it reaches a failpoint of these modules; it must reach it."""
+    with killed(modules, name, 1, Counter()):
+        yield
+        pytest.fail(f"{name} was not reached")
+
+
 #: A seed of which a schedule failed, to run it again; and for how many seconds fresh ones are tried.
 _SEED, _SECONDS = "CDC_CHANCE_SEED", "CDC_CHANCE_SECONDS"
 
