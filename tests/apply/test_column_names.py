@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,10 @@ from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.preflight.run import run_preflight
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import run, three_tables
+from tests.support.three_tables import SUSPENDS, run, streamed_copy, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
+database = three_tables_database
 NAMES = [
     "_CDC_SEQ",
     "_Cdc_Op",
@@ -23,12 +23,6 @@ NAMES = [
     "__DELTA_internal_is_row_deleted",
     "__delta_rs_file_id__",
 ]
-
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
 
 
 def test_check_names_the_table_and_the_column(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -42,15 +36,7 @@ def test_check_names_the_table_and_the_column(server: MySQLServer, database: str
 
 @pytest.mark.parametrize("ddl", ["ADD `{}` INT", "RENAME COLUMN v TO `{}`"])
 def test_a_ddl_suspends_its_table_alone(server: MySQLServer, database: str, tmp_path: Path, ddl: str) -> None:
-    cli = Cli(
-        tmp_path,
-        server,
-        r"d\..*",
-        snapshot={"chunk_rows": 5, "group_rows": 10},
-        stream={"on_table_error": "suspend", "reread": "ask"},
-    )
-    cli.snapshot()
-    cli.catch_up()
+    cli = streamed_copy(server, tmp_path, stream=SUSPENDS)
     run(
         server,
         f"ALTER TABLE keyed {ddl.format('_Cdc_Op')}",

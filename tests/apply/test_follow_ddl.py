@@ -31,10 +31,11 @@ from tests.support.failpoints import SCHEMA_CHANGES
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import TABLES, differing_tables, run, streamed_copy, three_tables_database
 
 # The servers have their turn: each test with each of them would be a product.
 pytestmark = pytest.mark.one_of("server")
+database = three_tables_database
 
 #: What happens to table ``keyed`` (or ``plain``, which has no key) while no stream runs, or between two of its batches.
 FOLLOWED: dict[str, tuple[str, ...]] = {
@@ -107,19 +108,9 @@ STOPS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
-
-
 def copied(server: MySQLServer, folder: Path, **settings: Any) -> Cli:
     """A pipeline whose stream has passed its snapshot."""
-    cli = Cli(folder, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, **settings)
-    cli.snapshot()
-    run(server, "UPDATE quiet SET v = 'on' WHERE id = 1")
-    cli.catch_up()
-    return cli
+    return streamed_copy(server, folder, "UPDATE quiet SET v = 'on' WHERE id = 1", **settings)
 
 
 def is_copy(server: MySQLServer, cli: Cli) -> None:
@@ -230,8 +221,7 @@ def test_partitions_that_are_arranged(server: MySQLServer, database: str, tmp_pa
         "DELETE FROM keyed WHERE id = 7",
     )
     cli.catch_up()  # a statement that is not followed would stop it
-    with contextlib.closing(server.connect(database="d")) as connection:
-        assert compare_all(connection, "d", cli.sink, TABLES) == []
+    assert differing_tables(server, cli.sink) == []
 
 
 def test_an_alter_that_may_be_of_a_temporary_table(server: MySQLServer, database: str, tmp_path: Path) -> None:

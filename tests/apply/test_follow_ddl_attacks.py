@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,11 @@ from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import TABLES, run, three_tables_database
 
 # The servers have their turn: each test with each of them would be a product.
 pytestmark = pytest.mark.one_of("server")
-
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
+database = three_tables_database
 
 
 # ---------------------------------------------------------------- names

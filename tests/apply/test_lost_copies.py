@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -19,33 +17,23 @@ from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.chance import Killed, killed_at
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
-from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import SUSPENDS, TABLES, differing_tables, run, streamed_copy, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
-
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
+database = three_tables_database
 
 
 @pytest.fixture
 def cli(server: MySQLServer, database: str, tmp_path: Path) -> Cli:
     """A pipeline whose stream has passed its snapshot."""
-    stream = {"on_table_error": "suspend", "reread": "ask"}
-    cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, stream=stream)
-    cli.snapshot()
-    run(server, *(f"INSERT INTO {table} VALUES (40, 'on')" for table in TABLES))
-    cli.catch_up()
-    return cli
+    return streamed_copy(
+        server, tmp_path, *(f"INSERT INTO {table} VALUES (40, 'on')" for table in TABLES), stream=SUSPENDS
+    )
 
 
 def equal(server: MySQLServer, cli: Cli, *tables: str) -> None:
-    with contextlib.closing(server.connect(database="d")) as connection:
-        assert compare_all(connection, "d", cli.sink, tables) == []
+    assert differing_tables(server, cli.sink, tables) == []
 
 
 def suspended(cli: Cli) -> dict[str, str]:

@@ -10,17 +10,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.errors import TableSuspendedError
-from tests.resnapshot.test_suspension import copied, equal
+from tests.resnapshot.test_suspension import equal
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import TABLES, run, suspending_copy, three_tables_database
 
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
+database = three_tables_database
 
 
 def suspended(server: MySQLServer, cli: Cli, says: str, table: str = "keyed") -> TableSuspendedError:
@@ -46,7 +42,7 @@ def test_another_character_set(server: MySQLServer, database: str, metadata: str
     server.execute(f"SET GLOBAL binlog_row_metadata = {metadata}")
     try:
         run(server, "ALTER TABLE keyed MODIFY v VARCHAR(40) CHARACTER SET latin1")
-        cli = copied(server, tmp_path)
+        cli = suspending_copy(server, tmp_path)
         run(
             server,
             "SET SESSION sql_log_bin = 0",
@@ -143,7 +139,7 @@ def test_what_one_table_cannot_follow(
     if stop.only and (stop.only == "MariaDB") != isinstance(server, MariaDBServer):
         pytest.skip(f"only on {stop.only}")
     run(server, *stop.before)
-    cli = copied(server, tmp_path, sink=dict(stop.sink))
+    cli = suspending_copy(server, tmp_path, sink=dict(stop.sink))
     run(server, *stop.statements)
     run(server, "UPDATE quiet SET v = 'behind' WHERE id = 2", "DELETE FROM plain WHERE n = 7")
     suspended(server, cli, stop.says)

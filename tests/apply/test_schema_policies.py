@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from airflow_provider_cdc.runtime.run_context import SilentReporter
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import run, three_tables
+from tests.support.three_tables import run, streamed_copy, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
+database = three_tables_database
 MERGES = ["deletion_vectors", "copy_on_write"]
 #: Settings under which a column that is gone stays.
 KEEPING: dict[str, dict[str, Any]] = {
@@ -28,20 +28,10 @@ KEEPING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
-
-
 def copied(server: MySQLServer, folder: Path, stream: dict[str, Any], **settings: Any) -> Cli:
     """A pipeline whose stream has passed its snapshot."""
     stream = {"on_table_error": "suspend", **stream}
-    cli = Cli(folder, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, stream=stream, **settings)
-    cli.snapshot()
-    run(server, "UPDATE quiet SET v = 'on' WHERE id = 1")
-    cli.catch_up()
-    return cli
+    return streamed_copy(server, folder, "UPDATE quiet SET v = 'on' WHERE id = 1", stream=stream, **settings)
 
 
 def columns(cli: Cli, table: str = "keyed") -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,14 @@ from airflow_provider_cdc.state import TableStateRow, utc_now
 from tests.state.test_observations import samples_since
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import run, three_tables
+from tests.support.three_tables import SUSPENDS, run, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
-
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
+database = three_tables_database
 
 
 def pipeline(server: MySQLServer, folder: Path, **stream: Any) -> Cli:
-    stream = {"on_table_error": "suspend", "reread": "ask", **stream}
-    return Cli(folder, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, stream=stream)
+    return Cli(folder, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, stream={**SUSPENDS, **stream})
 
 
 def states(cli: Cli) -> dict[str, TableStateRow]:

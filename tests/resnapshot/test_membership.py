@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,18 @@ from tests.support import failpoints
 from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import TABLES, run, streamed_copy, three_tables, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
+database = three_tables_database
 
 ALL = r"d\..*"
-
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
 
 
 def copied(server: MySQLServer, folder: Path, *patterns: str, **settings: Any) -> Cli:
     """A pipeline whose stream has passed its snapshot, and suspends tables that it cannot follow."""
     settings["stream"] = {"on_table_error": "suspend", **settings.get("stream", {})}
-    cli = Cli(folder, server, *patterns, snapshot={"chunk_rows": 5, "group_rows": 10}, **settings)
-    cli.snapshot()
-    run(server, "UPDATE keyed SET v = 'on' WHERE id = 1")
-    cli.catch_up()
-    return cli
+    return streamed_copy(server, folder, "UPDATE keyed SET v = 'on' WHERE id = 1", tables=patterns, **settings)
 
 
 def captures(cli: Cli, *patterns: str, exclude: tuple[str, ...] = ()) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,33 +34,21 @@ from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
-from tests.support.oracle import Difference, compare_all
+from tests.support.oracle import Difference
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import TABLES, differing_tables, run, suspending_copy, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
-
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
+database = three_tables_database
 
 
 @pytest.fixture
 def cli(server: MySQLServer, database: str, tmp_path: Path) -> Cli:
-    """A pipeline whose stream has passed its snapshot. The first chunk group is the first ten rows of ``keyed``."""
-    stream = {"on_table_error": "suspend", "reread": "ask"}
-    cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, stream=stream)
-    cli.snapshot()
-    run(server, "UPDATE quiet SET v = 'on' WHERE id = 1", "UPDATE keyed SET v = 'before' WHERE id = 2")
-    cli.catch_up()
-    return cli
+    return suspending_copy(server, tmp_path)
 
 
 def differences(server: MySQLServer, cli: Cli, *tables: str) -> list[Difference]:
-    with contextlib.closing(server.connect(database="d")) as connection:
-        return compare_all(connection, "d", cli.sink, tables)
+    return differing_tables(server, cli.sink, tables)
 
 
 def in_no_binlog(server: MySQLServer, *statements: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +18,27 @@ from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
-from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import (
+    TABLES,
+    differing_tables,
+    run,
+    suspending_copy,
+    three_tables,
+    three_tables_database,
+)
 
 pytestmark = pytest.mark.one_of("server")
-
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
-
-
-def copied(server: MySQLServer, folder: Path, **settings: Any) -> Cli:
-    """A pipeline whose stream has passed its snapshot."""
-    settings["stream"] = {"on_table_error": "suspend", "reread": "ask", **settings.get("stream", {})}
-    cli = Cli(folder, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, **settings)
-    cli.snapshot()
-    run(server, "UPDATE quiet SET v = 'on' WHERE id = 1", "UPDATE keyed SET v = 'before' WHERE id = 2")
-    cli.catch_up()
-    return cli
+database = three_tables_database
 
 
 def equal(server: MySQLServer, cli: Cli, *tables: str) -> None:
-    with contextlib.closing(server.connect(database="d")) as connection:
-        assert compare_all(connection, "d", cli.sink, tables) == []
+    assert differing_tables(server, cli.sink, tables) == []
     assert all(v.is_equal for v in verify_tables(cli.context) if v.table.removeprefix("d.") in tables)
 
 
 def test_the_others_go_on(server: MySQLServer, database: str, tmp_path: Path) -> None:
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(
         server,
         "UPDATE keyed SET v = 'last' WHERE id = 3",
@@ -103,7 +91,7 @@ ALTERED: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("kind", ALTERED)
 def test_read_again(server: MySQLServer, database: str, kind: str, tmp_path: Path) -> None:
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(server, *ALTERED[kind], "UPDATE quiet SET v = 'behind' WHERE id = 2")
     with pytest.raises(TableSuspendedError):
         cli.catch_up()
@@ -142,7 +130,7 @@ MORE["an empty one"] = ("DELETE FROM keyed WHERE a = 1", "INSERT INTO keyed VALU
 
 def test_read_again_while_the_stream_runs(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """Batch by batch: rows are exchanged when the stream has passed what was read, and not before."""
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(server, "UPDATE keyed SET v = CONCAT(v, '!')", "DELETE FROM keyed WHERE id = 4")
     assert cli.resnapshot("d.keyed") == "staged"
     assert cli.resnapshot("d.plain") == "staged"
@@ -156,7 +144,7 @@ def test_read_again_while_the_stream_runs(server: MySQLServer, database: str, tm
 
 def test_read_ahead_of_the_stream(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """Rows without a key hold nothing that would tell a change that comes once more."""
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(server, "UPDATE plain SET v = 'early' WHERE n = 8", "DELETE FROM plain WHERE n = 9")
     assert cli.resnapshot("d.plain") == "staged"
     cli.catch_up()
@@ -167,7 +155,7 @@ def test_altered_while_it_is_planned(
     server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between a look at its definition and one at its keys: it is planned once more, or said to be gone."""
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     real, ddl = planner.plan_table, ["ALTER TABLE keyed DROP PRIMARY KEY"]
 
     def plan_table(*args: Any) -> Any:
@@ -186,7 +174,7 @@ def test_not_there_for_a_moment(
     server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropped and made again while it is read: that the server does not find it is no reason to stop."""
-    cli, real = copied(server, tmp_path), session.query_rows
+    cli, real = suspending_copy(server, tmp_path), session.query_rows
     ddl = ["DROP TABLE plain", "CREATE TABLE plain (n INT, v VARCHAR(40))"]
 
     def rows(*args: Any) -> Any:
@@ -204,7 +192,7 @@ def test_not_there_for_a_moment(
 
 def test_altered_since_it_was_read(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """What was read by an older definition is not taken in."""
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(server, "ALTER TABLE keyed DROP COLUMN v, ORDER BY id")
     with pytest.raises(TableSuspendedError):
         cli.catch_up()
@@ -254,7 +242,7 @@ SWAPS: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("kind", [*ALTERED, *SWAPS])
 def test_the_stream_reads_it_again_by_itself(server: MySQLServer, database: str, kind: str, tmp_path: Path) -> None:
-    cli = copied(server, tmp_path, stream={"reread": "auto"})
+    cli = suspending_copy(server, tmp_path, stream={"reread": "auto"})
     run(server, *{**ALTERED, **SWAPS}[kind], "INSERT INTO plain VALUES (5, 'behind')")
     cli.catch_up()
     equal(server, cli, *TABLES)
@@ -267,7 +255,7 @@ def test_the_stream_reads_it_again_by_itself(server: MySQLServer, database: str,
 def test_made_of_a_select(mariadb_server: MySQLServer, tmp_path: Path, mode: str) -> None:
     """MariaDB logs the statement and the rows as one transaction. Here the table was there before."""
     with three_tables(mariadb_server):
-        cli = copied(mariadb_server, tmp_path, stream={"reread": "auto"})
+        cli = suspending_copy(mariadb_server, tmp_path, stream={"reread": "auto"})
         statements = ["CREATE OR REPLACE TABLE keyed (id INT PRIMARY KEY) AS SELECT n AS id, v FROM plain WHERE n < 9"]
         if mode == "of two tables":
             statements += ["CREATE OR REPLACE TABLE plain AS SELECT id AS n, v FROM keyed"]
@@ -279,7 +267,7 @@ def test_made_of_a_select(mariadb_server: MySQLServer, tmp_path: Path, mode: str
 
 def test_what_the_stream_does_not_read_again(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """A table that is gone, and one that is larger than it may be: the others go on."""
-    cli = copied(server, tmp_path, stream={"reread": "auto", "reread_max_bytes": 0})
+    cli = suspending_copy(server, tmp_path, stream={"reread": "auto", "reread_max_bytes": 0})
     run(
         server,
         "ALTER TABLE keyed DROP COLUMN v, ORDER BY id",
@@ -301,7 +289,7 @@ def test_who_reads_it_again(
 ) -> None:
     """A small table is read by the driver itself, any other by tasks."""
     monkeypatch.setattr(rereading, "_SMALL_BYTES", 1 << 30 if small else -1)
-    cli = copied(server, tmp_path, stream={"reread": "auto"})
+    cli = suspending_copy(server, tmp_path, stream={"reread": "auto"})
     run(server, "ALTER TABLE keyed ORDER BY id")
     by_tasks: list[Any] = []
     with cli.opened() as (context, store):

@@ -22,13 +22,13 @@ from airflow_provider_cdc.model.errors import CdcError, TableSuspendedError
 from airflow_provider_cdc.resnapshot import publish, suspension
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.snapshot.run import run_group
-from tests.resnapshot.test_suspension import copied, equal
+from tests.resnapshot.test_suspension import equal
 from tests.support import failpoints
 from tests.support.chance import killed, killed_at
 from tests.support.cli import Cli, asked_by
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import SUSPENDS, TABLES, run, suspending_copy, three_tables
 
 pytestmark = pytest.mark.one_of("server")
 
@@ -69,7 +69,7 @@ def dies(at: str) -> AbstractContextManager[None]:
 @pytest.mark.parametrize("batch", [False, True], ids=["no batch behind", "a batch behind"])
 def test_xa_prepared_while_suspended(server: MySQLServer, database: str, batch: bool, tmp_path: Path) -> None:
     _needs_xa(server)
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     suspended(server, cli)
     prepare(server, "a", "INSERT INTO keyed VALUES (501, 5)", "UPDATE keyed SET w = 9 WHERE id = 4")
     prepare(server, "b", "INSERT INTO keyed VALUES (502, 5)", "INSERT INTO quiet VALUES (502, 'xa')")
@@ -89,7 +89,7 @@ def test_xa_prepared_while_suspended(server: MySQLServer, database: str, batch: 
 
 def test_xa_and_then_others_while_suspended(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """What is kept of an XA transaction, since it may end where the table has rejoined, is kept of no other."""
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(server, "SET SESSION binlog_format = STATEMENT", "UPDATE keyed SET v = 'by statement' WHERE id = 3")
     with pytest.raises(TableSuspendedError):
         cli.catch_up()
@@ -110,7 +110,7 @@ def test_xa_and_then_others_while_suspended(server: MySQLServer, database: str, 
 def test_xa_around(server: MySQLServer, database: str, when: str, tmp_path: Path) -> None:
     """Prepared before W or in the window, also of a table that is not suspended; committed in the window and later."""
     _needs_xa(server)
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     if when != "active":
         suspended(server, cli)
     column = "v" if when == "active" else "w"
@@ -138,7 +138,7 @@ def test_xa_around(server: MySQLServer, database: str, when: str, tmp_path: Path
 
 
 def test_an_empty_table_without_a_key(server: MySQLServer, database: str, tmp_path: Path) -> None:
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(server, "DELETE FROM plain")
     cli.catch_up()
     assert cli.resnapshot("d.plain") == "staged"
@@ -149,7 +149,7 @@ def test_an_empty_table_without_a_key(server: MySQLServer, database: str, tmp_pa
 
 def test_read_again_in_the_next_snapshot(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """All tables are read again since binlogs were purged; then the table is once more by itself."""
-    cli = copied(server, tmp_path, stream={"on_purged": "reread"})
+    cli = suspending_copy(server, tmp_path, stream={"on_purged": "reread"})
     assert cli.resnapshot("d.keyed") == "staged"
     cli.catch_up()
     run(server, "DELETE FROM keyed WHERE id = 3", "UPDATE plain SET v = 'z' WHERE n = 4")
@@ -170,7 +170,7 @@ KILLS = (*failpoints.SUSPENSION, "table.after_commit", "progress.before_commit")
 
 @pytest.mark.parametrize("at", KILLS)
 def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path) -> None:
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(
         server,
         "UPDATE keyed SET v = 'last' WHERE id = 3",
@@ -206,7 +206,7 @@ def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_the_folder_of_a_suspended_table(server: MySQLServer, database: str, how: str, tmp_path: Path) -> None:
     """Whatever becomes of the copy of a suspended table, the others go on; also when it is read again."""
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     suspended(server, cli)
     folder = cli.sink / "d" / "keyed"
     shutil.rmtree(folder)
@@ -226,7 +226,7 @@ def test_the_folder_of_a_suspended_table(server: MySQLServer, database: str, how
 
 
 def test_dropped_while_suspended(server: MySQLServer, database: str, tmp_path: Path) -> None:
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     run(server, "DROP TABLE keyed", "UPDATE quiet SET v = 'b' WHERE id = 2")
     cli.catch_up()
     print(cli.call("check"), cli.call("status"), sep="\n")
@@ -247,7 +247,7 @@ def test_groups_of_several_tables(server: MySQLServer, database: str, order: str
         server,
         r"d\..*",
         snapshot={"chunk_rows": 7, "group_rows": 35},
-        stream={"on_table_error": "suspend", "reread": "ask"},
+        stream=SUSPENDS,
     )
 
     def read(which: int, request: int) -> str:
@@ -334,7 +334,7 @@ WINDOW = {
 @pytest.mark.parametrize("settings", [{}, {"merge": "copy_on_write"}], ids=str)
 @pytest.mark.parametrize("kind", WINDOW)
 def test_in_the_window(server: MySQLServer, database: str, kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    cli = copied(server, tmp_path, sink=settings)
+    cli = suspending_copy(server, tmp_path, sink=settings)
     assert cli.resnapshot("d.keyed") == "staged"
     assert cli.resnapshot("d.plain") == "staged"
     run(server, *WINDOW[kind])
@@ -346,7 +346,7 @@ def test_in_the_window(server: MySQLServer, database: str, kind: str, settings: 
 
 def test_statements(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """Changed by statement in the window, directly and by a trigger: what was read is not taken in."""
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     suspended(server, cli)
     run(server, "CREATE TABLE elsewhere (id INT PRIMARY KEY)")
     cli.value["source"]["exclude_tables"] = [r"d\.elsewhere"]
@@ -368,7 +368,7 @@ def test_statements(server: MySQLServer, database: str, tmp_path: Path) -> None:
 
 def test_a_copy_that_is_ahead(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """Asked for while a batch is applied; killed between the commits of that and the resume point."""
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     assert cli.resnapshot("d.keyed") == "staged"
     assert cli.resnapshot("d.plain") == "staged"
     folder = cli.sink / "_cdc" / "p" / "staged"
@@ -390,7 +390,7 @@ def test_a_copy_that_is_ahead(server: MySQLServer, database: str, tmp_path: Path
 
 
 def test_twice_at_once(server: MySQLServer, database: str, tmp_path: Path) -> None:
-    cli = copied(server, tmp_path)
+    cli = suspending_copy(server, tmp_path)
     suspended(server, cli)
     assert cli.resnapshot("d.keyed") == "staged"
     run(server, "INSERT INTO keyed VALUES (901, 8)", "DELETE FROM keyed WHERE id = 3")

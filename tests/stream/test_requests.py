@@ -23,29 +23,18 @@ from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.cli import Cli, read_only
 from tests.support.epochs import run_epoch_in_process
-from tests.support.oracle import compare_all
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, run, three_tables
+from tests.support.three_tables import TABLES, differing_tables, run, suspending_copy, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
-
-
-@pytest.fixture
-def database(server: MySQLServer) -> Iterator[str]:
-    with three_tables(server) as name:
-        yield name
+database = three_tables_database
 
 
 @pytest.fixture
 def cli(server: MySQLServer, database: str, tmp_path: Path) -> Cli:
-    """A pipeline whose stream has passed its snapshot, and that reads tables again by itself, but none of any size."""
-    stream = {"on_table_error": "suspend", "reread": "auto", "reread_max_bytes": 0}
-    cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, stream=stream)
-    cli.snapshot()
-    run(server, "UPDATE quiet SET v = 'on' WHERE id = 1", "UPDATE keyed SET v = 'before' WHERE id = 2")
-    cli.catch_up()
-    return cli
+    """A pipeline that reads tables again by itself, but none of any size."""
+    return suspending_copy(server, tmp_path, stream={"reread": "auto", "reread_max_bytes": 0})
 
 
 @pytest.fixture
@@ -56,8 +45,7 @@ def books(cli: Cli) -> Iterator[StateDatabase]:
 
 
 def is_equal(server: MySQLServer, cli: Cli, *tables: str) -> bool:
-    with contextlib.closing(server.connect(database="d")) as connection:
-        return compare_all(connection, "d", cli.sink, tables) == []
+    return differing_tables(server, cli.sink, tables) == []
 
 
 def suspended(cli: Cli) -> dict[str, str]:

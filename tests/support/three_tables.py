@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from tests.support.cli import Cli
+from tests.support.oracle import Difference, compare_all
 from tests.support.servers import MySQLServer
 
 TABLES = ("keyed", "plain", "quiet")
+#: How a stream suspends what it cannot follow, until somebody asks for it.
+SUSPENDS = {"on_table_error": "suspend", "reread": "ask"}
 
 
 @contextlib.contextmanager
@@ -24,6 +32,37 @@ def three_tables(server: MySQLServer) -> Iterator[str]:
     )
     yield "d"
     server.execute("DROP DATABASE d")
+
+
+@pytest.fixture
+def three_tables_database(server: MySQLServer) -> Iterator[str]:
+    """The tables on each of the servers; a module that has them calls this fixture ``database``."""
+    with three_tables(server) as name:
+        yield name
+
+
+def streamed_copy(
+    server: MySQLServer, folder: Path, *changes: str, tables: Sequence[str] = (r"d\..*",), **settings: Any
+) -> Cli:
+    """A pipeline in small steps, whose stream has passed its snapshot and some changes after that."""
+    cli = Cli(folder, server, *tables, snapshot={"chunk_rows": 5, "group_rows": 10}, **settings)
+    cli.snapshot()
+    run(server, *changes)
+    cli.catch_up()
+    return cli
+
+
+def suspending_copy(server: MySQLServer, folder: Path, **settings: Any) -> Cli:
+    """The same, which suspends tables. The first chunk group is the first ten rows of ``keyed``."""
+    changes = "UPDATE quiet SET v = 'on' WHERE id = 1", "UPDATE keyed SET v = 'before' WHERE id = 2"
+    settings["stream"] = {**SUSPENDS, **settings.get("stream", {})}
+    return streamed_copy(server, folder, *changes, **settings)
+
+
+def differing_tables(server: MySQLServer, sink: Path, tables: Sequence[str] = TABLES) -> list[Difference]:
+    """What tables of the source and their copies do not have in common."""
+    with contextlib.closing(server.connect(database="d")) as connection:
+        return compare_all(connection, "d", sink, tables)
 
 
 def run(server: MySQLServer, *statements: str) -> None:
