@@ -9,7 +9,6 @@ import json
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -34,16 +33,17 @@ from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.sinks.delta.merge import key_index, table_edit
+from airflow_provider_cdc.sinks.delta.merge import table_edit
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.altering import BESIDE, KEYS, TABLES, Alterations, change, quoted, seen
-from tests.support.chance import Threads, at_once, killed
+from tests.support.chance import Threads, at_once, killed, roll_back_xa
 from tests.support.cli import Cli, asked_by
 from tests.support.epochs import run_epoch_in_process
 from tests.support.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM
+from tests.support.loaded_pipeline import LoadedPipeline
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
@@ -76,16 +76,9 @@ class Load(Threads):
         else:
             statements = changes
         for statement in statements:
-            try:
-                cursor.execute(statement)
-                self.done["statements"] += 1
-            except pymysql.MySQLError as error:
-                self.done[f"error {error.args[0]}"] += 1
-                if how < 0.15:
-                    for sql in (f"XA END {xid}", f"XA ROLLBACK {xid}"):
-                        with suppress(pymysql.MySQLError):
-                            cursor.execute(sql)
-                    return
+            if not self.executed(cursor, statement) and how < 0.15:
+                roll_back_xa(cursor, xid)
+                return
             if statement.startswith("XA PREPARE"):
                 time.sleep(draw.choice((0, 0.01, 0.05)))
         if how >= 0.15:
@@ -103,12 +96,7 @@ class Load(Threads):
             else:
                 table = draw.choice([*TABLES])
                 statement = made.of(cursor, _DATABASE, table)
-            try:
-                cursor.execute(statement)
-                self.said.append(statement)
-                self.done["DDL"] += 1
-            except pymysql.MySQLError as error:
-                self.done[f"error of DDL {error.args[0]}"] += 1
+            self.executed(cursor, statement, ddl=True)
         self.over.wait(draw.choice((0, 0.05, 0.2)))
 
     def _beside(self, draw: random.Random) -> str:
@@ -125,11 +113,11 @@ class Load(Threads):
         )
 
 
-class World:
+class World(LoadedPipeline):
     """A pipeline under a load."""
 
     def __init__(self, server: MySQLServer, folder: Path, seed: int) -> None:
-        self.server, self.folder, self.chance = server, folder, random.Random(seed)
+        super().__init__(server, folder, seed)
         chance = self.chance
         patterns = {name: rf"{_DATABASE}[.]{name}" for name in TABLES}
         self.soft = [name for name in TABLES if name != "loose" and chance.random() < 0.3]
@@ -146,17 +134,6 @@ class World:
         self.cli = Cli(folder / "p", server, *patterns.values(), sink=sink, **settings)
         self.fresh = Cli(folder / "fresh", server, *patterns.values(), sink=sink, **settings)
         self.load = Load(server, seed)
-        self.done: Counter[str] = Counter()
-
-    def make(self) -> None:
-        draw = self.chance
-        with closing(self.server.connect(database=_DATABASE)) as connection, connection.cursor() as cursor:
-            cursor.execute("SET sql_mode = ''")
-            for name, definition in TABLES.items():
-                cursor.execute(f"CREATE TABLE {quoted(name)} {definition}")
-                for _ in range(60):
-                    with suppress(pymysql.MySQLError):
-                        cursor.execute(change(draw, name, seen(cursor, _DATABASE, name)))
 
     # ---------------------------------------------------------------- what is done to it
 
@@ -224,16 +201,6 @@ class World:
         """Both at a time."""
         at_once(self.again, lambda: self.stream(dies=self.chance.random() < 0.5))
 
-    def metadata(self) -> None:
-        """From now on the binlog says more or less of the columns."""
-        with self.load.still():
-            self.server.execute(f"SET GLOBAL binlog_row_metadata = {self.chance.choice(['MINIMAL', 'FULL'])}")
-            self.server.execute("FLUSH BINARY LOGS")
-
-    def verified(self) -> None:
-        with self.load.still():
-            self.check()
-
     # ---------------------------------------------------------------- how it is
 
     def check(self) -> None:
@@ -277,19 +244,11 @@ class World:
 
 @pytest.fixture
 def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[World]:
-    monkeypatch.setattr(compaction, "FANOUT", 3)
-    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     monkeypatch.setattr(compaction, "MAX_DEAD_SHARE", 0.1)
-    monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     if seed % 2:
         monkeypatch.setattr(table_edit, "SMALL_FILE_BYTES", 2000)
-    server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
-    server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
-    found = World(server, tmp_path, seed)
-    found.make()
-    yield found
-    server.execute("SET GLOBAL binlog_row_metadata = FULL")
-    server.execute(f"DROP DATABASE {_DATABASE}")
+    with World(server, tmp_path, seed).with_tables(monkeypatch, TABLES, 60, change) as found:
+        yield found
 
 
 @pytest.mark.one_of("server")

@@ -6,7 +6,6 @@ Each schedule follows from one number, but for the clock.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pymysql
 import pytest
 
 from airflow_provider_cdc.apply import applier as apply
@@ -37,16 +35,15 @@ from airflow_provider_cdc.mysql.chunks import chunk, keyless
 from airflow_provider_cdc.resnapshot import publish, suspension
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.sinks.delta.merge import key_index
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
-from tests.support.altering import quoted, seen
+from tests.support.altering import quoted
 from tests.support.chance import Killed, at_once, killed
 from tests.support.cli import Cli
 from tests.support.definitions import check_definitions
 from tests.support.epochs import run_epoch_in_process
 from tests.support.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM, SUSPENSION
+from tests.support.loaded_pipeline import LoadedPipeline
 from tests.support.oracle import compare, compare_all
 from tests.support.redefining import TABLES, Load, change
 from tests.support.servers import MySQLServer
@@ -68,11 +65,11 @@ _NO_PART = (
 )
 
 
-class World:
+class World(LoadedPipeline):
     """A pipeline under a load."""
 
     def __init__(self, server: MySQLServer, folder: Path, seed: int) -> None:
-        self.server, self.folder, self.chance = server, folder, random.Random(seed)
+        super().__init__(server, folder, seed)
         self.patterns = {name: rf"{_DATABASE}[.]{name}" for name in TABLES}
         self.sink: dict[str, Any] = {
             "merge": {"copy_on_write": [self.patterns[n] for n in self.chance.sample([*TABLES], 2)]}
@@ -95,17 +92,6 @@ class World:
         }
         self.cli = Cli(folder / "p", server, *self.patterns.values(), sink=self.sink, **self.settings)
         self.load = Load(server, seed, _DATABASE)
-        self.done: Counter[str] = Counter()
-
-    def make(self) -> None:
-        draw = self.chance
-        with closing(self.server.connect(database=_DATABASE)) as connection, connection.cursor() as cursor:
-            cursor.execute("SET sql_mode = ''")
-            for name, definition in TABLES.items():
-                cursor.execute(f"CREATE TABLE {quoted(name)} {definition}")
-                for _ in range(50):
-                    with suppress(pymysql.MySQLError):
-                        cursor.execute(change(draw, name, seen(cursor, _DATABASE, name)))
 
     def there(self) -> list[str]:
         found = self.server.execute(
@@ -175,16 +161,6 @@ class World:
         """Both at a time; either may die, and then both do."""
         at_once(self.chance.choice([self.read, self.part]), lambda: self.stream(dies=self.chance.random() < 0.5))
 
-    def metadata(self) -> None:
-        """From now on the binlog says more or less of the columns."""
-        with self.load.still():
-            self.server.execute(f"SET GLOBAL binlog_row_metadata = {self.chance.choice(['MINIMAL', 'FULL'])}")
-            self.server.execute("FLUSH BINARY LOGS")
-
-    def verified(self) -> None:
-        with self.load.still():
-            self.settle()
-
     # ---------------------------------------------------------------- how it is
 
     def is_enough(self) -> bool:
@@ -201,7 +177,7 @@ class World:
             for step in plan.amendments
         ]
 
-    def settle(self) -> None:
+    def check(self) -> None:
         """Nobody writes any more: all tables that are there rejoin, and are what the source has."""
         there = self.there()
         for _ in range(3):
@@ -247,9 +223,6 @@ class World:
 
 @pytest.fixture
 def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[World]:
-    monkeypatch.setattr(compaction, "FANOUT", 3)
-    monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
-    monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
     go = rereading.ResnapshotWorker._run
 
@@ -258,13 +231,8 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             go(self)
 
     monkeypatch.setattr(rereading.ResnapshotWorker, "_run", ends)
-    server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
-    server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
-    found = World(server, tmp_path, seed)
-    found.make()
-    yield found
-    server.execute("SET GLOBAL binlog_row_metadata = FULL")
-    server.execute(f"DROP DATABASE {_DATABASE}")
+    with World(server, tmp_path, seed).with_tables(monkeypatch, TABLES, 50, change) as found:
+        yield found
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 150))])
@@ -286,7 +254,7 @@ def test_a_schedule(world: World, seed: int) -> None:
         if seed % 3:  # else those that are gone stay so, and stay suspended
             for name in set(TABLES) - set(world.there()):
                 world.server.session(_DATABASE, f"CREATE TABLE {quoted(name)} {TABLES[name]}")
-        world.settle()
+        world.check()
         world.columns()
     except (Exception, CdcError):
         print(f"seed {seed}, steps {steps}", *load.said, sep=";\n")

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from types import ModuleType
 from typing import Any, Self
 
+import pymysql
 import pytest
 
 from tests.support.servers import MySQLServer
@@ -64,6 +65,18 @@ class Threads:
                 stack.enter_context(lock)
             yield
 
+    def executed(self, cursor: Any, statement: str, *, ddl: bool = False) -> bool:
+        """Whether the server executes a statement; it is counted. DDL is written down, too."""
+        try:
+            cursor.execute(statement)
+        except pymysql.MySQLError as error:
+            self.done[f"error {'of DDL ' if ddl else ''}{error.args[0]}"] += 1
+            return False
+        self.done["DDL" if ddl else "statements"] += 1
+        if ddl:
+            self.said.append(statement)
+        return True
+
     def _run(self, number: int, work: Work) -> None:
         draw = random.Random(f"{self.seed}/{number}")
         try:
@@ -74,6 +87,13 @@ class Threads:
                         work(draw, number, cursor)
         except BaseException as error:
             self._failed.append(error)
+
+
+def roll_back_xa(cursor: Any, xid: str) -> None:
+    """Roll back an XA transaction of this session, however far it has come."""
+    for sql in (f"XA END {xid}", f"XA ROLLBACK {xid}"):
+        with suppress(pymysql.MySQLError):
+            cursor.execute(sql)
 
 
 def at_once(one: Callable[[], object], other: Callable[[], object]) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
-
-import pymysql
+from typing import Any
 
 from tests.support.gone import Gone
+from tests.support.writing_thread import WritingThread
 
 #: Their names; one has letters of both cases.
 HOT = ("Hot", "warm", "mild")
@@ -53,45 +50,21 @@ def make_hot(connection: Any, database: str) -> None:
     connection.commit()
 
 
-class HotWriter:
-    """Writes to the tables in a thread of its own. A context manager.
+class HotWriter(WritingThread):
+    """Writes to the tables.
 
-    :param args: how to connect.
     :param gone: writes down what is deleted; told of each TRUNCATE.
-    :param seed: of what is written.
     """
 
     def __init__(self, args: dict[str, Any], database: str, gone: Gone, seed: int = 0, pause: float = 0.2) -> None:
-        self._args, self._draw, self._pause = {**args, "database": database}, random.Random(seed), pause
-        self._gone, self._stop, self._failed = gone, threading.Event(), list[BaseException]()
-        self._thread = threading.Thread(target=self._run, name="hot writer", daemon=True)
+        super().__init__(args, database, seed, pause)
+        self._gone = gone
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End it, and say so if it has failed."""
-        self._stop.set()
-        self._thread.join(60)
-        if self._failed:
-            raise self._failed[0]
-
-    def _run(self) -> None:
-        draw = self._draw
-        try:
-            with pymysql.connect(**self._args, autocommit=False) as connection, connection.cursor() as cursor:
-                while not self._stop.wait(self._pause * draw.random()):
-                    if draw.random() < 0.02:
-                        self._gone.truncate(connection, draw.choice(HOT))
-                    for statement in transaction(draw, HOT):
-                        cursor.execute(statement)
-                    connection.rollback() if draw.random() < 0.1 else connection.commit()
-        except BaseException as error:
-            self._failed.append(error)
+    def _write(self, connection: Any, cursor: Any) -> None:
+        if self._draw.random() < 0.02:
+            self._gone.truncate(connection, self._draw.choice(HOT))
+        for statement in transaction(self._draw, HOT):
+            cursor.execute(statement)
 
 
 def transaction(draw: random.Random, tables: Sequence[str]) -> list[str]:

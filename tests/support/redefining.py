@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
-import pymysql
-
 from tests.support.altering import Alterations, Seen, quoted, seen
-from tests.support.chance import Threads
+from tests.support.chance import Threads, roll_back_xa
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -316,16 +313,9 @@ class Load(Threads):
         else:
             statements = ["BEGIN", *changes, end]
         for statement in statements:
-            try:
-                cursor.execute(statement)
-                self.done["statements"] += 1
-            except pymysql.MySQLError as error:
-                self.done[f"error {error.args[0]}"] += 1
-                if xa:
-                    for sql in (f"XA END {xid}", f"XA ROLLBACK {xid}"):
-                        with suppress(pymysql.MySQLError):
-                            cursor.execute(sql)
-                    return
+            if not self.executed(cursor, statement) and xa:
+                roll_back_xa(cursor, xid)
+                return
         if not xa:
             cursor.execute("COMMIT")
 
@@ -339,12 +329,7 @@ class Load(Threads):
             statements = ["SET SESSION binlog_format = STATEMENT", sql, "SET SESSION binlog_format = ROW"]
             self.done["by statement"] += 1
         for statement in statements:
-            try:
-                cursor.execute(statement)
-                self.said.append(statement)
-                self.done["DDL"] += 1
-            except pymysql.MySQLError as error:
-                self.done[f"error of DDL {error.args[0]}"] += 1
+            self.executed(cursor, statement, ddl=True)
         cursor.execute("COMMIT")
         self.over.wait(draw.choice((0, 0.05, 0.2)))
 
