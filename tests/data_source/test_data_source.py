@@ -20,10 +20,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from airflow_provider_cdc.data_source import MySQLCdcDataSource
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.mysql.client.identity import binlog_end
-from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.spark.java import ensure_java_home
 from tests import ROOT
+from tests.support.binlog.reading import binlog_place
 from tests.support.jvm import own_java
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -86,8 +85,7 @@ class Source:
         return self.end()
 
     def end(self) -> Position:
-        with contextlib.closing(connect(self.server.connect_args())) as connection:
-            return binlog_end(connection)
+        return binlog_place(self.server)
 
     def range(self, start: object = None, **options: object) -> DataFrame:
         given = {**self.options, "start": str(start or self.begin), **{k: str(v) for k, v in options.items()}}

@@ -19,9 +19,8 @@ from airflow_provider_cdc.data_source.table_changes import TableChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader, changes
-from airflow_provider_cdc.mysql.client.identity import binlog_end
-from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.budget import set_byte_budget
+from tests.support.binlog.reading import binlog_place
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -57,8 +56,7 @@ class World:
         return self.end()
 
     def end(self) -> Position:
-        with contextlib.closing(connect(self.server.connect_args())) as connection:
-            return binlog_end(connection)
+        return binlog_place(self.server)
 
     def log(self, **how: Any) -> TableChanges:
         how = {"range_bytes": 64 << 20, **how}
@@ -91,10 +89,7 @@ class World:
             time.sleep(0.1)
 
     def close(self) -> None:
-        with contextlib.closing(self.server.connect()) as session, session.cursor() as cursor:
-            cursor.execute("XA RECOVER")
-            for _, size, _, name in cursor.fetchall():
-                cursor.execute("XA ROLLBACK %s", (name[:size].decode() if isinstance(name, bytes) else name[:size],))
+        self.server.roll_back_prepared()
         self.server.execute(f"DROP DATABASE {self.database}")
 
 

@@ -163,7 +163,7 @@ def test_a_sink_is_moved(mysql_server: MySQLServer, cli: Cli, tmp_path: Path) ->
     run(mysql_server, *(f"INSERT INTO {table} VALUES (41, 'moved')" for table in TABLES))
     cli.value["sink"]["path"] = str(elsewhere)
     cli.write()
-    assert json.loads(cli.call("status", "--json").out)["phase"] == "stopped"
+    assert cli.reported_status()["phase"] == "stopped"
     cli.catch_up()
     assert not differing_tables(mysql_server, elsewhere) and not cli.sink.exists()
     assert [row["equal"] for row in json.loads(cli.call("verify", "--json").out)] == [True] * 3

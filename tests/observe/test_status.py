@@ -41,13 +41,6 @@ def followed(kind: str, folder: Path) -> Iterator[tuple[MySQLServer, Cli]]:
         yield server, cli
 
 
-def binlog_end(cli: Cli) -> dict[str, Any]:
-    result = cli.call("status", "--json")
-    assert result.code == 0, result
-    found: dict[str, Any] = json.loads(result.out)
-    return found
-
-
 def purge(server: MySQLServer) -> None:
     """Remove all binlog files but a new one."""
     with suppress(pymysql.MySQLError):  # where there is such a thing
@@ -70,12 +63,12 @@ def lag(cli: Cli) -> Lag:
 @pytest.mark.parametrize("kind", SERVERS)
 def test_how_far_the_source_is_ahead(kind: str, tmp_path: Path) -> None:
     with followed(kind, tmp_path) as (server, cli):
-        assert binlog_end(cli)["offset"] is None, "P0 takes its place"
+        assert cli.reported_status()["offset"] is None, "P0 takes its place"
         began = time.monotonic()
         server.execute("INSERT INTO d.t VALUES (1, 1)")
         time.sleep(2.5)
         server.execute("INSERT INTO d.t VALUES (2, 2)")
-        behind = binlog_end(cli)
+        behind = cli.reported_status()
         took = time.monotonic() - began
         # MariaDB tells whole seconds, and the clock of the server's commits is a cached one.
         assert 1.4 < behind["lag_seconds"] < took + 1.1, "it is the age of the oldest commit that was not read"
@@ -92,7 +85,7 @@ def test_how_far_the_source_is_ahead(kind: str, tmp_path: Path) -> None:
         assert more.seconds is not None and more.seconds >= behind["lag_seconds"]
 
         cli.catch_up()
-        now = binlog_end(cli)
+        now = cli.reported_status()
         assert (now["lag_seconds"], now["lag_bytes"], now["lag_unknown"]) == (0.0, 0, None)
         # A new file alone is something to read, but nothing to wait for.
         server.execute("FLUSH BINARY LOGS")
@@ -108,9 +101,9 @@ def test_how_long_the_source_keeps_it(kind: str, tmp_path: Path) -> None:
     with followed(kind, tmp_path) as (server, cli):
         cli.catch_up()
         server.execute("SET GLOBAL binlog_expire_logs_seconds = 0")
-        assert binlog_end(cli)["purge_in_hours"] is None
+        assert cli.reported_status()["purge_in_hours"] is None
         server.execute("SET GLOBAL binlog_expire_logs_seconds = 9000")
-        assert binlog_end(cli)["purge_in_hours"] == 2.5, "the file in use has no end yet"
+        assert cli.reported_status()["purge_in_hours"] == 2.5, "the file in use has no end yet"
         with closing(server.connect()) as session, session.cursor() as cursor:
             for sql in ("XA START 'x'", "INSERT INTO d.t VALUES (1, 1)", "XA END 'x'", "XA PREPARE 'x'"):
                 cursor.execute(sql)
@@ -124,7 +117,7 @@ def test_how_long_the_source_keeps_it(kind: str, tmp_path: Path) -> None:
         cli.catch_up()
         assert lag(cli).seconds_to_purge == 9000
         purge(server)
-        gone = binlog_end(cli)
+        gone = cli.reported_status()
         assert (gone["lag_seconds"], gone["lag_bytes"], gone["purge_in_hours"]) == (None, None, 0.0)
         assert "is no longer on the server" in gone["lag_unknown"]
 
@@ -133,9 +126,9 @@ def test_a_source_that_cannot_be_reached(tmp_path: Path) -> None:
     with followed("MySQL", tmp_path) as (server, cli):
         server.execute("INSERT INTO d.t VALUES (1, 1), (2, 2)")
         cli.catch_up()
-        before = binlog_end(cli)
+        before = cli.reported_status()
         server.kill()
-        after = binlog_end(cli)
+        after = cli.reported_status()
         names = ("lag_seconds", "lag_bytes", "purge_in_hours", "lag_unknown")
         reason = after["lag_unknown"]
         assert before["tables"][0].pop("lag_seconds") == 0 and after["tables"][0].pop("lag_seconds") is None
@@ -175,21 +168,21 @@ def test_the_rate_of_a_run(tmp_path: Path, mysql_server: MySQLServer, database: 
     mysql_server.execute(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
     cli = Cli(tmp_path, mysql_server, f"{database}.t")
     cli.snapshot()
-    assert binlog_end(cli)["stream"] is None
+    assert cli.reported_status()["stream"] is None
     cli.catch_up()
-    flow = binlog_end(cli)["stream"]
+    flow = cli.reported_status()["stream"]
     assert (flow["state"], flow["lag_p50_seconds"], flow["lag_p95_seconds"]) == ("caught_up", None, None)
     shown = cli.call("status").out
     assert "0 changes/s\n" in shown and "None" not in shown and "lag p50" not in shown
     mysql_server.execute(f"INSERT INTO {database}.t VALUES {','.join(f'({n})' for n in range(500))}")
     cli.catch_up()
-    rate = binlog_end(cli)["stream"]["changes_per_second"]
+    rate = cli.reported_status()["stream"]["changes_per_second"]
     assert rate > 0, "the run has ended; its rate stays"
     assert f"{rate:,} changes/s, lag p50 " in cli.call("status").out
     assert loaded(cli, "status") <= {"pymysql", "pymysqlreplication", "numpy", "pyarrow", "deltalake", "sqlalchemy"}
     assert loaded(cli, "check") <= {"pymysql", "pymysqlreplication", "numpy", "pyarrow", "deltalake"}
     cli.catch_up()
-    assert binlog_end(cli)["stream"]["changes_per_second"] == 0, "another run, without changes"
+    assert cli.reported_status()["stream"]["changes_per_second"] == 0, "another run, without changes"
 
 
 #: What takes long to import.
@@ -222,11 +215,11 @@ def test_what_the_sink_takes(tmp_path: Path, mysql_server: MySQLServer, database
     )
     cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database)
     cli.snapshot()
-    before = binlog_end(cli)["sink"]
+    before = cli.reported_status()["sink"]
     assert [(t["table"], t["files"], t["rows"]) for t in before] == [(f"{database}.a", 1, 3), (f"{database}.b", 0, 0)]
     mysql_server.session(database, "UPDATE a SET v = 5 WHERE id = 2", "INSERT INTO b VALUES (1)")
     cli.catch_up()
-    found = binlog_end(cli)
+    found = cli.reported_status()
     first, second = found["sink"]
     assert (first["files"], first["rows"], first["dead_rows"], first["files_with_vectors"]) == (2, 3, 1, 1)
     assert (second["files"], second["rows"], second["dead_rows"], second["compactions"]) == (1, 1, 0, 0)
@@ -252,7 +245,7 @@ def test_how_each_table_stands(tmp_path: Path, mysql_server: MySQLServer, databa
     )
 
     def found() -> list[Any]:
-        listed: list[Any] = binlog_end(cli)["tables"]
+        listed: list[Any] = cli.reported_status()["tables"]
         assert [table["table"] for table in listed] == [f"{database}.a", f"{database}.b"]
         return listed
 
@@ -268,7 +261,7 @@ def test_how_each_table_stands(tmp_path: Path, mysql_server: MySQLServer, databa
     mysql_server.session(database, "INSERT INTO a VALUES (3, 3)", "ALTER TABLE a ADD COLUMN w INT")
     cli.catch_up()
     first, second = found()
-    offset = binlog_end(cli)["offset"]
+    offset = cli.reported_status()["offset"]
     assert first["state"] == second["state"] == "stopped"
     assert first["at"] == second["at"] == f"{offset['file']}:{offset['position']}" and first["lag_seconds"] == 0
     before, after = first["definitions"]
@@ -304,7 +297,7 @@ def test_a_copy_that_cannot_be_read(tmp_path: Path, mysql_server: MySQLServer, d
     )
     cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database)
     cli.snapshot()
-    whole = binlog_end(cli)
+    whole = cli.reported_status()
     newest = max((cli.sink / database / "b" / "_delta_log").glob("*.json"))
     newest.write_bytes(b'{"commitInfo"')
     result = cli.call("status", "--json")

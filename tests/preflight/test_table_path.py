@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
         run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t"))
         maintain_tables(context, lambda work: [w.run() for w in work])
     cli.catch_up()
-    found = json.loads(cli.call("status", "--json").out)
+    found = cli.reported_status()
     assert [row["table"] for row in found["sink"]] == [f"{database}.Orders"]
     assert all(found.is_equal for found in verify_tables(cli.context))
     assert sorted(p.name for p in cli.sink.iterdir()) == ["_cdc", "_cdc_progress", "bronze"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pymysql
 import pytest
 from deltalake import write_deltalake
 
@@ -37,12 +36,7 @@ pytestmark = pytest.mark.one_of("server")
 def database(server: MySQLServer) -> Iterator[str]:
     with three_tables(server) as made:
         yield made
-        with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
-            cursor.execute("XA RECOVER")
-            for kind, size, _, name in cursor.fetchall():
-                name = name if isinstance(name, bytes) else name.encode()
-                with contextlib.suppress(pymysql.MySQLError):
-                    cursor.execute("XA ROLLBACK %s, %s, %s", (name[:size], name[size:], kind))
+        server.roll_back_prepared()
 
 
 def prepare(server: MySQLServer, xid: str, *statements: str) -> None:

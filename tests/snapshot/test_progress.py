@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -27,13 +25,6 @@ from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
 
-def status(cli: Cli) -> dict[str, Any]:
-    result = cli.call("status", "--json")
-    assert result.code == 0, result
-    found: dict[str, Any] = json.loads(result.out)
-    return found
-
-
 def test_why_a_group_waits(tmp_path: Path) -> None:
     with MySQLServer() as server:
         fill(server, 2000)
@@ -46,14 +37,14 @@ def test_why_a_group_waits(tmp_path: Path) -> None:
                 time.sleep(0.05)
             said = next(line for line in heard.lines if "paused" in line)
             assert re.fullmatch(r"group 0: d\.t: paused: Threads_running is \d+, the limit is 12", said)
-            found = status(cli)
+            found = cli.reported_status()
             assert found["snapshot"]["paused"] == found["groups"][0]["paused"] == said.partition("paused: ")[2]
             assert found["snapshot"]["chunks_done"] == 0, "nothing is read"
             assert "paused: Threads_running is" in cli.call("status").out
             end()
         assert failed == [] and "group 0: d.t: continues" in heard.lines
         assert cli.rows("d", "t").num_rows == 2000
-        assert status(cli)["snapshot"]["paused"] is None
+        assert cli.reported_status()["snapshot"]["paused"] is None
         assert not list(cli.sink.glob("_cdc/**/notes-*")), "nothing is left of what was only said"
 
 
@@ -67,7 +58,7 @@ def test_the_same_numbers_everywhere(mysql_server: MySQLServer, database: str, t
     with reading(cli) as (heard, failed):
         pass
     assert failed == []
-    found, last = status(cli), {p.label: p for p in heard.progressed}
+    found, last = cli.reported_status(), {p.label: p for p in heard.progressed}
     assert list(last) == [f"group 0: {database}.a", f"group 1: {database}.a and 1 more"]
     assert all(p.chunks_done == p.chunks_total == 20 and p.eta_seconds == 0 for p in last.values())
     for shown, p in zip(found["groups"], last.values(), strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -139,7 +138,7 @@ def test_it_begins_in_front_of_the_change(history: History, kind: str, number: i
     cli.catch_up()
     assert rows(cli) == AFTER[number], "an update inserts the row that is not there, a delete does nothing"
     cli.catch_up()  # resume: the GTIDs at the resume point are the server's own
-    assert json.loads(cli.call("status", "--json").out)["lag_bytes"] == 0
+    assert cli.reported_status()["lag_bytes"] == 0
 
 
 def test_earliest(history: History, tmp_path: Path) -> None:
@@ -277,7 +276,7 @@ def test_the_stream_is_ready_at_once(tmp_path: Path, mysql_server: MySQLServer, 
     cli = pipeline(tmp_path, mysql_server, "latest", f"{database}.t")
     with cli.opened() as (context, store):
         context.ensure_plan(store)
-    found = json.loads(cli.call("status", "--json").out)
+    found = cli.reported_status()
     assert found["snapshot"]["complete"] and found["groups"] == [] and found["start"] == "latest"
     with cli.opened() as (context, store):
         epoch = begin_epoch(context, store, catch_up=True)

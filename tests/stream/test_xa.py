@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pymysql
 import pytest
 
 from airflow_provider_cdc.model.errors import TransientError, UnknownPrepareError
@@ -78,12 +77,7 @@ class World:
         return bool(self.server.execute("SELECT @@global.gtid_mode")[0][0] == "ON")
 
     def close(self) -> None:
-        with contextlib.closing(self.server.connect()) as connection, connection.cursor() as cursor:
-            cursor.execute("XA RECOVER")
-            for kind, size, _, name in cursor.fetchall():
-                name = name if isinstance(name, bytes) else name.encode()
-                with contextlib.suppress(pymysql.MySQLError):
-                    cursor.execute("XA ROLLBACK %s, %s, %s", (name[:size], name[size:], kind))
+        self.server.roll_back_prepared()
 
     def exact(self) -> None:
         self.cli.catch_up()

@@ -21,13 +21,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests import ROOT
 from tests.support.airflow_client import Client
 from tests.support.packages import cache_folder
-from tests.support.processes import Session, free_port, remove_folder, tail, temporary_folder
+from tests.support.processes import Session, StartedProcesses, free_port, remove_folder, tail, temporary_folder
 
 __all__ = ["Airflow", "AirflowError", "Component"]
 
@@ -145,7 +144,7 @@ class Component:
             session.end(grace)
 
 
-class Airflow:
+class Airflow(StartedProcesses):
     """Airflow's processes on this machine; a context manager.
 
     :param dags: the folder or folders with DAG files; each is a bundle of its own, named ``dags``, ``dags-2``, ...
@@ -224,12 +223,6 @@ class Airflow:
         if self.home != Path():
             remove_folder(self.home)
             self.home = Path()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # -- the processes
 

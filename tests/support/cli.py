@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -123,6 +124,13 @@ class Cli:
             except SystemExit as end:
                 code = end.code
         return Result(int(code or 0), out.getvalue(), err.getvalue())
+
+    def reported_status(self) -> dict[str, Any]:
+        """What ``status --json`` says."""
+        result = self.call("status", "--json")
+        assert result.code == 0, result
+        found: dict[str, Any] = json.loads(result.out)
+        return found
 
     def run(self, command: str, *args: str, timeout: float = 300, **env: str) -> Result:
         """Run a command as a process of its own."""

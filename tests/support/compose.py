@@ -15,14 +15,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
 
 from airflow_provider_cdc.spark.java import ensure_java_home
 from tests import ROOT
-from tests.support.processes import Session, free_port, remove_folder, tail, temporary_folder
+from tests.support.processes import Session, StartedProcesses, free_port, remove_folder, tail, temporary_folder
 
 __all__ = ["DOCKER", "Image", "Service", "Stack", "StackError", "image", "interpolate", "load", "make_env", "variables"]
 
@@ -143,7 +142,7 @@ class Service:
         return not self.health or self.run(*self.health).returncode == 0
 
 
-class Stack:
+class Stack(StartedProcesses):
     """The services of docker/compose.yaml that run our image; a context manager.
 
     :param env: what docker/.env holds.
@@ -220,12 +219,6 @@ class Stack:
         if self.folder != Path():
             remove_folder(self.folder)
             self.folder = Path()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # -- use
 

@@ -248,6 +248,22 @@ def kill_session(session: int, seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
+def pipeline_file(
+    file: Path, name: str, database: str, snapshot: Mapping[str, int], sink: Mapping[str, Any], master: str
+) -> Path:
+    """Write the file of a pipeline that copies all tables of a database."""
+    value = {
+        "name": name,
+        "source": {"conn_id": "cdc_source", "tables": [rf"{database}\..*"]},
+        "snapshot": snapshot,
+        "stream": {"trigger_seconds": 0.1},
+        "sink": sink,
+        "spark": {"master": master},
+    }
+    file.write_text(json.dumps(value))  # JSON is YAML
+    return file
+
+
 @dataclass(frozen=True)
 class Lake:
     """The folder that a pipeline fills, as a test looks at it: only at files, never through the project's own code.
@@ -277,17 +293,8 @@ class Lake:
 
     def write_pipeline(self, database: str, master: str = "local[2]", **snapshot: int) -> Path:
         """Write the pipeline's file beside the lake; its connection is ``cdc_source``."""
-        value = {
-            "name": self.pipeline,
-            "source": {"conn_id": "cdc_source", "tables": [rf"{database}\..*"]},
-            "snapshot": snapshot,
-            "stream": {"trigger_seconds": 0.1},
-            "sink": {"path": str(self.path), **self.sink},
-            "spark": {"master": master},
-        }
-        file = self.path.with_name(f"{self.path.name}.yaml")
-        file.write_text(json.dumps(value))  # JSON is YAML
-        return file
+        file, sink = self.path.with_name(f"{self.path.name}.yaml"), {"path": str(self.path), **self.sink}
+        return pipeline_file(file, self.pipeline, database, snapshot, sink, master)
 
     def lose(self, what: str) -> None:
         """Remove what a run must be able to do without: ``checkpoint``, ``staging`` or ``bookkeeping``."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import email
 import socketserver
-import threading
 from email.message import Message
-from types import TracebackType
-from typing import Self
+
+from tests.support.served_meanwhile import ServedMeanwhile
 
 
-class Mailbox:
+class Mailbox(ServedMeanwhile):
     """Takes every mail, without encryption. A context manager."""
 
     def __init__(self) -> None:
@@ -32,19 +31,11 @@ class Mailbox:
             def say(self, text: str) -> None:
                 self.wfile.write(f"{text}\r\n".encode())
 
-        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port: int = self._server.server_address[1]
+        server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        super().__init__(server)
 
     @property
     def uri(self) -> str:
         """Airflow's connection to it."""
         return f"smtp://127.0.0.1:{self.port}/?disable_ssl=true&disable_tls=true"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from tests.support.served_meanwhile import ServedMeanwhile
 
-class Collector:
+
+class Collector(ServedMeanwhile):
     """Keeps the newest value of each metric, by its name and attributes. A context manager."""
 
     def __init__(self) -> None:
@@ -29,16 +28,7 @@ class Collector:
                 """Nothing."""
 
         self._found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port: int = self._server.server_address[1]
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
 
     def _take(self, body: bytes) -> None:
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:

@@ -17,13 +17,12 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 
 from tests.support.packages import POSTGRES, ServerUnavailable, unpacked_packages
-from tests.support.processes import Session, free_port, remove_folder, tail, temporary_folder
+from tests.support.processes import Session, StartedProcesses, free_port, remove_folder, tail, temporary_folder
 
 __all__ = ["Postgres", "ServerUnavailable", "find_postgres"]
 
@@ -48,7 +47,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _LIBRARIES = ("usr/lib/*-linux-gnu*", "lib/*-linux-gnu*")
 
 
-class Postgres:
+class Postgres(StartedProcesses):
     """A PostgreSQL server of one's own, with databases ``airflow`` and ``bookkeeping``, each with a user of that name.
 
     A context manager. The data lives until :meth:`close`; :meth:`stop`, :meth:`kill` and :meth:`pause` make outages.
@@ -118,12 +117,6 @@ class Postgres:
             self._forget_shared_memory(self._folder / "data/postmaster.pid")
             remove_folder(self._folder)
             self._folder = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     @property
     def running(self) -> bool:

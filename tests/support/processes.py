@@ -21,6 +21,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 _GRACE_OF_GUARD = 3.0
 
@@ -197,6 +199,24 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder of :func:`temporary_folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     _guard.disown("folder", str(folder))
+
+
+class StartedProcesses:
+    """Processes that are started by a ``with`` statement, and closed at its end."""
+
+    def start(self) -> Self:
+        """Start them and wait until they work."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End them and remove what they have left. Doing so twice is allowed."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
 
 
 # ---------------------------------------------------------------- the guard

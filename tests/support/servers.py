@@ -252,6 +252,13 @@ class MySQLServer:
             self.execute(f"PURGE BINARY LOGS TO '{newest}'")
             time.sleep(0.05)
 
+    def roll_back_prepared(self) -> None:
+        """Roll back all XA transactions that are prepared."""
+        for kind, size, _, data in self.execute("XA RECOVER"):
+            name = data if isinstance(data, bytes) else data.encode()
+            with contextlib.suppress(pymysql.MySQLError):
+                self.execute(f"XA ROLLBACK X'{name[:size].hex()}', X'{name[size:].hex()}', {kind}")
+
     def session(self, database: str, *statements: str) -> None:
         """Run statements as administrator in one session, which then ends."""
         with contextlib.closing(self.connect(database=database)) as connection, connection.cursor() as cursor:

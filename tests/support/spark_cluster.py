@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -18,7 +17,7 @@ import httpx
 from airflow_provider_cdc.spark.java import ensure_java_home
 from tests import ROOT
 from tests.support.packages import cache_folder
-from tests.support.processes import Session, free_port, remove_folder, tail, temporary_folder
+from tests.support.processes import Session, StartedProcesses, free_port, remove_folder, tail, temporary_folder
 
 __all__ = ["Application", "SparkCluster", "SparkClusterError"]
 
@@ -37,7 +36,7 @@ class Application:
     cores: int
 
 
-class SparkCluster:
+class SparkCluster(StartedProcesses):
     """A master and workers on loopback, with their folders in a temporary one; a context manager.
 
     :param workers: how many.
@@ -97,12 +96,6 @@ class SparkCluster:
         if self._folder != Path():
             remove_folder(self._folder)
             self._folder = Path()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # -- use
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.harness import files_of
+from tests.support.harness import files_of, pipeline_file
 from tests.support.s3 import S3
 
 CONN_ID = "cdc_lake"
@@ -42,18 +42,9 @@ class StoreLake:
 
     def write_pipeline(self, database: str, master: str = "local[2]", **snapshot: int) -> Path:
         """See :meth:`tests.support.harness.Lake.write_pipeline`."""
-        value = {
-            "name": self.pipeline,
-            "source": {"conn_id": "cdc_source", "tables": [rf"{database}\..*"]},
-            "snapshot": snapshot,
-            "stream": {"trigger_seconds": 0.1},
-            "sink": {"path": self.place.uri(), "conn_id": CONN_ID, **self.sink},
-            "spark": {"master": master},
-        }
+        sink = {"path": self.place.uri(), "conn_id": CONN_ID, **self.sink}
         self.folder.mkdir(exist_ok=True)
-        file = self.folder / "pipeline.yaml"
-        file.write_text(json.dumps(value))
-        return file
+        return pipeline_file(self.folder / "pipeline.yaml", self.pipeline, database, snapshot, sink, master)
 
     def lose(self, what: str) -> None:
         """Remove what a run must be able to do without: ``bookkeeping`` (all that this host knows) or ``staging``."""

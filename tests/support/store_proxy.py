@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from airflow_provider_cdc.sinks.storage.object_files import PART_BYTES
 from tests.support.s3 import S3
+from tests.support.served_meanwhile import ServedMeanwhile
 
 Fault = Literal[
     "delay",  # the store takes its time
@@ -103,7 +104,7 @@ def counted_by(requests: Iterable[Request]) -> dict[str, int]:
     return {"requests": sum(found.values()), **found, **sizes}
 
 
-class StoreProxy:
+class StoreProxy(ServedMeanwhile):
     """A proxy before a store; a context manager. Without :meth:`disturb` it only records.
 
     :param place: a bucket; :attr:`place` is the same one by way of the proxy.
@@ -118,17 +119,9 @@ class StoreProxy:
         self.requests: list[Request] = []
         #: How often each fault was met.
         self.met: Counter[Fault] = Counter()
-        self._server = _Server(("127.0.0.1", 0), _handler_of(self))
+        super().__init__(_Server(("127.0.0.1", 0), _handler_of(self)))
         self.behind = place.endpoint
-        self.place = place.at(f"http://127.0.0.1:{self._server.server_address[1]}")
-
-    def __enter__(self) -> StoreProxy:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.place = place.at(f"http://127.0.0.1:{self.port}")
 
     def disturb(self, seed: object, every: int = 12) -> None:
         """From now on, of the requests of each kind about one of ``every`` meets a fault."""

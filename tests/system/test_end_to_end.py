@@ -66,13 +66,6 @@ def waited_for(what: Callable[[], Any], process: subprocess.Popen[str], seconds:
     return found
 
 
-def status(cli: Cli) -> dict[str, Any]:
-    result = cli.call("status", "--json")
-    assert result.code == 0, result
-    found: dict[str, Any] = json.loads(result.out)
-    return found
-
-
 def test_a_live_database_is_copied_exactly(cli: Cli, mysql_server: MySQLServer, foreign: str) -> None:
     before = tree(cli.folder)
     planned = json.loads(cli.call("plan", "--json").out)
@@ -94,7 +87,7 @@ def test_a_live_database_is_copied_exactly(cli: Cli, mysql_server: MySQLServer, 
 
     # What the tools say about it.
     assert cli.call("verify").out.startswith("all 5 tables are equal as of ")
-    found = status(cli)
+    found = cli.reported_status()
     assert found["phase"] == "stopped" and found["stream"]["state"] == "caught_up" and found["stream"]["epoch"] == 2
     assert found["snapshot"]["complete"]
     assert found["snapshot"]["chunks_done"] == found["snapshot"]["chunks_total"] > 30
@@ -130,19 +123,19 @@ def test_a_live_database_is_copied_exactly(cli: Cli, mysql_server: MySQLServer, 
 @contextlib.contextmanager
 def streaming(cli: Cli) -> Iterator[subprocess.Popen[str]]:
     """A continuous stream that has applied changes in this epoch."""
-    before = (status(cli)["stream"] or {"epoch": 0})["epoch"]
+    before = (cli.reported_status()["stream"] or {"epoch": 0})["epoch"]
     process = cli.start("stream")
     try:
 
         def going() -> bool:
-            found = status(cli)
+            found = cli.reported_status()
             listed = {table["state"] for table in found["tables"]}
             assert found["phase"] != "streaming" or listed == {"streaming"}
             return bool(found["phase"] == "streaming" and found["stream"]["epoch"] > before)
 
         waited_for(going, process)
-        at = status(cli)["offset"]
-        waited_for(lambda: status(cli)["offset"] != at, process)
+        at = cli.reported_status()["offset"]
+        waited_for(lambda: cli.reported_status()["offset"] != at, process)
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -174,11 +167,11 @@ def test_a_stream_runs_until_it_is_told_to_stop(cli: Cli, mysql_server: MySQLSer
             assert verified.code == 0 and verified.out.startswith("all 5 tables are equal as of "), verified
             assert cli.call("stop").out == "epoch 1 was asked to stop\n"
             ended(process)
-        assert status(cli)["phase"] == "stopped"
+        assert cli.reported_status()["phase"] == "stopped"
         with streaming(cli) as process:
             process.send_signal(signal.SIGTERM)
             ended(process)
-        found = status(cli)
+        found = cli.reported_status()
         assert (found["phase"], found["stream"]["epoch"], found["stream"]["error"]) == ("stopped", 2, None)
         load.stop()
     cli.catch_up()

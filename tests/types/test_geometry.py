@@ -6,9 +6,7 @@ import contextlib
 import secrets
 from pathlib import Path
 
-from airflow_provider_cdc.mysql.client.identity import binlog_end
-from airflow_provider_cdc.mysql.client.session import connect
-from tests.support.binlog.reading import agree, capture, transactions
+from tests.support.binlog.reading import agree, binlog_place, capture, transactions
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare
@@ -62,8 +60,7 @@ def test_every_kind(server: MySQLServer, tmp_path: Path) -> None:
         )
         cli = Cli(tmp_path, server, rf"{name}\..*", name=name, snapshot={"chunk_rows": 10})
         cli.snapshot()
-        with contextlib.closing(connect(server.connect_args())) as connection:
-            start = binlog_end(connection)
+        start = binlog_place(server)
         server.session(
             name,
             *(["SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10"] if mariadb else []),

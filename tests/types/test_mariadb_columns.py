@@ -13,9 +13,8 @@ import pytest
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
-from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
-from tests.support.binlog.reading import agree, capture, transactions
+from tests.support.binlog.reading import agree, binlog_place, capture, transactions
 from tests.support.cli import Cli
 from tests.support.oracle import compare
 from tests.support.servers import MySQLServer
@@ -63,9 +62,8 @@ class World:
         assert cli.call("verify").code == 0
 
     def end(self) -> tuple[str, int]:
-        with contextlib.closing(connect(self.server.connect_args())) as connection:
-            at = binlog_end(connection)
-            return at.file, at.position
+        at = binlog_place(self.server)
+        return at.file, at.position
 
     def agree(self, start: tuple[str, int], *tables: str, without: tuple[str, ...] = ()) -> None:
         """Both decoders read the same in what was written behind a place."""

@@ -21,6 +21,7 @@ from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, r
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.charsets import UNICODE_DECODERS, CharsetDecoders
 from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
+from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.buffer import CountedChanges, counted
 from tests.support.binlog.row_decoder import RowImage, decode_rows
@@ -35,6 +36,12 @@ def capture(server: MySQLServer, database: str, *tables: str) -> dict[tuple[str,
     """Schemas of tables as the project itself reads them."""
     with contextlib.closing(connect(server.connect_args())) as connection:
         return {(database, table): read_schema(connection, database, table) for table in tables}
+
+
+def binlog_place(server: MySQLServer) -> Position:
+    """The end of any server's binlog now, as the project itself reads it."""
+    with contextlib.closing(connect(server.connect_args())) as connection:
+        return binlog_end(connection)
 
 
 def here(server: MySQLServer) -> tuple[str, int]:
