@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.apply.test_follow_ddl import copied, is_copy
 from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables_database
 
@@ -45,8 +44,7 @@ def test_a_name_that_differs_in_case_is_another_table(
     ):
         run(server, *statements)
         cli.catch_up()
-        with contextlib.closing(server.connect()) as connection:
-            assert [str(d) for d in compare_all(connection, "d", cli.sink, tables)] == []
+        assert [str(d) for d in compare_database(server, "d", cli.sink, tables)] == []
     is_copy(server, cli)
 
 

@@ -17,8 +17,9 @@ from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.chance import Killed, killed_at
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import SUSPENDS, TABLES, differing_tables, run, streamed_copy, three_tables_database
+from tests.support.three_tables import SUSPENDS, TABLES, run, streamed_copy, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
 database = three_tables_database
@@ -33,7 +34,7 @@ def cli(server: MySQLServer, database: str, tmp_path: Path) -> Cli:
 
 
 def equal(server: MySQLServer, cli: Cli, *tables: str) -> None:
-    assert differing_tables(server, cli.sink, tables) == []
+    assert compare_database(server, "d", cli.sink, tables) == []
 
 
 def suspended(cli: Cli) -> dict[str, str]:

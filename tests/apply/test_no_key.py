@@ -29,7 +29,7 @@ from tests.support.delta import delta_table, put
 from tests.support.epochs import run_epoch_in_process
 from tests.support.heap import HeapWriter
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 # The servers have their turn: each test with each of them would be a product.
@@ -56,8 +56,7 @@ class World:
             self.cursor.execute(statement)
 
     def differences(self) -> list[str]:
-        with contextlib.closing(self.server.connect()) as connection:
-            return [str(d) for d in compare_all(connection, "d", self.cli.sink)]
+        return [str(d) for d in compare_database(self.server, "d", self.cli.sink)]
 
     def counts(self, table: str = "narrow") -> Counter[tuple[Any, ...]]:
         found = self.cli.rows("d", table)

@@ -17,7 +17,7 @@ from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.sinks.delta.test_partitions import READERS
 from tests.support.cli import Cli
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 from tests.support.spark_delta import spark_delta
 
@@ -93,8 +93,7 @@ def test_from_end_to_end(cli: Cli, mysql_server: MySQLServer, database: str, mon
             mysql_server.session(database, "TRUNCATE TABLE visits", "INSERT INTO visits VALUES ('d', 1, NULL, 1)")
     for table in open_sink_tables(cli.context, cli.context.require_plan()):
         table.clean_up()
-    with contextlib.closing(mysql_server.connect()) as connection:
-        assert [str(d) for d in compare_all(connection, database, cli.sink)] == []
+    assert [str(d) for d in compare_database(mysql_server, database, cli.sink)] == []
     verdicts = verify_tables(cli.context)
     assert len(verdicts) == 3 and all(v.is_equal and v.rows for v in verdicts)
 
@@ -138,8 +137,7 @@ def test_spark_reads_it(cli: Cli, mysql_server: MySQLServer, database: str) -> N
         mysql_server.session(database, *changes(3))
         cli.catch_up()
         assert sorted(spark(read), key=repr) == source()
-    with contextlib.closing(mysql_server.connect()) as connection:
-        assert [str(d) for d in compare_all(connection, database, cli.sink)] == []
+    assert [str(d) for d in compare_database(mysql_server, database, cli.sink)] == []
 
 
 def test_check_refuses(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.stream.spark_source import BinlogStreamReader
 from tests.support.cli import Cli
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_all, compare_database
 from tests.support.servers import MySQLServer
 
 
@@ -123,8 +123,7 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
         epoch.apply_batch(batch)
         used = {name for entry in batch["tables"] for name in entry["staged"] if epoch.plan.tables[entry["table"]].key}
         assert {name for index, name in batch["staged"] if there(index, name)} <= used, "rows of tables stay"
-    with contextlib.closing(mysql_server.connect()) as connection:
-        assert compare_all(connection, database, cli.sink) == []
+    assert compare_database(mysql_server, database, cli.sink) == []
 
 
 def test_a_piece_that_is_missing(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
@@ -157,8 +156,7 @@ def test_bytes_end_a_batch(cli: Cli, mysql_server: MySQLServer, database: str) -
             rows.append([sum(entry["rows"] for entry in m["tables"]) for m in manifests])  # type: ignore[attr-defined]
             epoch.apply_batch(merge_manifests(manifests))
     assert rows == [[3, 3, 3]] * 3 + [[1, 1, 1]]
-    with contextlib.closing(mysql_server.connect()) as connection:
-        assert compare_all(connection, database, cli.sink) == []
+    assert compare_database(mysql_server, database, cli.sink) == []
 
 
 def test_a_batch_begins_with_a_change(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
@@ -214,8 +212,7 @@ def test_rows_end_a_batch(cli: Cli, mysql_server: MySQLServer, database: str, co
             epoch.apply_batch(merge_manifests(manifests))
     # A share is 334 rows, which four transactions have.
     assert found == [[400, 400, 400], [400, 400, 400], [100]]
-    with contextlib.closing(mysql_server.connect()) as connection:
-        assert compare_all(connection, database, cli.sink, ("t", "gone", "wide")) == []
+    assert compare_database(mysql_server, database, cli.sink, ("t", "gone", "wide")) == []
 
 
 def test_a_transaction_that_only_unpacked_is_larger_than_a_batch(
@@ -237,8 +234,7 @@ def test_a_transaction_that_only_unpacked_is_larger_than_a_batch(
         with cli.epoch(batch_bytes=1 << 20) as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
             (end,) = epoch.job.find_range_ends(planner, epoch.section_start)
             epoch.apply_batch(epoch.job.stage_range(epoch.section_start, end, "0"))
-        with contextlib.closing(server.connect()) as connection:
-            assert compare_all(connection, "pieces", cli.sink) == []
+        assert compare_database(server, "pieces", cli.sink) == []
 
 
 @pytest.mark.spark

@@ -22,7 +22,7 @@ from airflow_provider_cdc.config.spark_conf import is_loopback_master
 from airflow_provider_cdc.system.processes import kill_session
 from tests.support.airflow_client import Client
 from tests.support.compose import DOCKER, Stack, load, make_env
-from tests.support.oracle import check_ledger, compare_all
+from tests.support.oracle import check_ledger, compare_database
 from tests.support.postgres import Postgres
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
@@ -218,8 +218,7 @@ def run_to_the_end(site: Site) -> None:
 
 
 def test_every_row_is_there(site: Site) -> None:
-    with contextlib.closing(site.server.connect()) as connection:
-        assert [str(d) for d in compare_all(connection, "shop", site.lake, TABLES)] == []
+    assert [str(d) for d in compare_database(site.server, "shop", site.lake, TABLES)] == []
     assert check_ledger(site.lake) == []
     changes = site.books("SELECT SUM(changes) FROM batches")[0][0]
     assert changes > 0 and site.client.xcom(DAG, site.run, STREAM)["changes"] == changes

@@ -20,7 +20,7 @@ from tests.support.airflow_client import PATIENCE, Client
 from tests.support.airflow_processes import Airflow
 from tests.support.epochs import run_epoch_in_process
 from tests.support.mailbox import Mailbox
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.otlp import Collector
 from tests.support.postgres import Postgres
 from tests.support.processes import tail
@@ -150,8 +150,7 @@ class Site:
 
     def equal(self, *tables: str, lake: Path | None = None) -> None:
         """Whether the tables, that nobody writes to now, are the same in the lake."""
-        with contextlib.closing(self.server.connect()) as connection:
-            found = [str(d) for d in compare_all(connection, "shop", lake or self.lake, tables)]
+        found = [str(d) for d in compare_database(self.server, "shop", lake or self.lake, tables)]
         assert not found, found
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from tests import ROOT
 from tests.in_airflow.site import Site
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
 
@@ -73,8 +73,7 @@ def airflow_cdc(site: Site, command: str, file: Path, *args: str) -> str:
 
 
 def equal(site: Site, *tables: str) -> bool:
-    with contextlib.closing(site.server.connect()) as connection:
-        return not compare_all(connection, NAME, Path(f"{site.lake}-{NAME}"), tables)
+    return not compare_database(site.server, NAME, Path(f"{site.lake}-{NAME}"), tables)
 
 
 def heard(file: Path) -> list[str]:

@@ -30,7 +30,7 @@ from airflow_provider_cdc.stream.resume import move_to_resume_point
 from tests.support.cli import Cli, asked_by
 from tests.support.delta import as_delta
 from tests.support.gone import Gone
-from tests.support.oracle import Kept, compare_all
+from tests.support.oracle import Kept, compare_database
 from tests.support.servers import MySQLServer
 
 #: Tables: the columns that tell their rows apart, the key, and values of these columns. All have three more columns.
@@ -209,8 +209,7 @@ class World:
             name: Kept(self.gone.database, "1970-01-01", f"{self.database}[.]{name}" in soft)
             for name in self.gone.tables
         }
-        with closing(self.server.connect()) as connection:
-            return "\n".join(map(str, compare_all(connection, self.database, self.cli.sink, kept=kept)))
+        return "\n".join(map(str, compare_database(self.server, self.database, self.cli.sink, kept=kept)))
 
 
 @pytest.fixture
@@ -287,5 +286,4 @@ def test_an_epoch_that_is_overtaken_while_it_begins(
         older = stream.begin_epoch(context, store, catch_up=True)
         assert (older.number, later[0].number) == (1, 2)
         later[0].apply_batch(staged[0])
-    with closing(mysql_server.connect()) as connection:
-        assert not compare_all(connection, database, cli.sink)
+    assert not compare_database(mysql_server, database, cli.sink)

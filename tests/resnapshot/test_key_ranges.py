@@ -32,7 +32,7 @@ from tests.support.chance import killed_at
 from tests.support.cli import Cli, asked_by
 from tests.support.epochs import run_epoch_in_process
 from tests.support.failpoints import RESNAPSHOT_OUTCOME
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 pytestmark = pytest.mark.one_of("server")
@@ -121,8 +121,7 @@ def write(server: MySQLServer, name: str) -> None:
 
 
 def differences(server: MySQLServer, cli: Cli, *tables: str) -> list[str]:
-    with contextlib.closing(server.connect(database="part")) as connection:
-        return [str(one) for one in compare_all(connection, "part", cli.sink, tables)]
+    return [str(one) for one in compare_database(server, "part", cli.sink, tables)]
 
 
 def is_equal(server: MySQLServer, cli: Cli, *tables: str) -> bool:

@@ -34,9 +34,9 @@ from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.chance import killed_at
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
-from tests.support.oracle import Difference
+from tests.support.oracle import Difference, compare_database
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, differing_tables, run, suspending_copy, three_tables_database
+from tests.support.three_tables import TABLES, run, suspending_copy, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
 database = three_tables_database
@@ -48,7 +48,7 @@ def cli(server: MySQLServer, database: str, tmp_path: Path) -> Cli:
 
 
 def differences(server: MySQLServer, cli: Cli, *tables: str) -> list[Difference]:
-    return differing_tables(server, cli.sink, tables)
+    return compare_database(server, "d", cli.sink, tables)
 
 
 def in_no_binlog(server: MySQLServer, *statements: str) -> None:

@@ -50,7 +50,7 @@ from tests.support.cli import Cli, asked_by, read_only
 from tests.support.delta import as_delta, put
 from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import KILLED
-from tests.support.oracle import check_ledger, compare_all
+from tests.support.oracle import check_ledger, compare_database
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers, make_foreign, make_shop
 
@@ -150,8 +150,7 @@ class World:
             damage(as_delta(target), f"snapshot/1/{number}/", group.plan.tables[index].key)
 
     def differences(self) -> str:
-        with contextlib.closing(self.server.connect()) as connection:
-            return "\n".join(map(str, compare_all(connection, self.database, self.cli.sink)))
+        return "\n".join(map(str, compare_database(self.server, self.database, self.cli.sink)))
 
 
 def damage(target: DeltaSinkTable, home: str, key: tuple[str, ...]) -> None:

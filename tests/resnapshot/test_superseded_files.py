@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cli import Cli
 from tests.support.delta import as_delta
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 
@@ -53,8 +53,7 @@ def test_files_of_tables_that_are_read_again_do_not_pile_up(cli: Cli, mysql_serv
             assert cli.resnapshot(f"{database}.a", "id = 1") == "staged"
         assert cli.resnapshot(f"{database}.a") == "staged"
         cli.catch_up()
-        with mysql_server.connect(database=database) as connection:
-            assert compare_all(connection, database, cli.sink, ["a", "b"]) == []
+        assert compare_database(mysql_server, database, cli.sink, ["a", "b"]) == []
         counts.append(files(cli))
     most = Counter[str]()
     for count in counts[:4]:

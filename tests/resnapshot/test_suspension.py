@@ -18,22 +18,16 @@ from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import (
-    TABLES,
-    differing_tables,
-    run,
-    suspending_copy,
-    three_tables,
-    three_tables_database,
-)
+from tests.support.three_tables import TABLES, run, suspending_copy, three_tables, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
 database = three_tables_database
 
 
 def equal(server: MySQLServer, cli: Cli, *tables: str) -> None:
-    assert differing_tables(server, cli.sink, tables) == []
+    assert compare_database(server, "d", cli.sink, tables) == []
     assert all(v.is_equal for v in verify_tables(cli.context) if v.table.removeprefix("d.") in tables)
 
 

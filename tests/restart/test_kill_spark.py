@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_cdc.system.failpoints import ENV_VARIABLE
 from tests import ROOT
 from tests.support.harness import KILLED, Lake, Nursery, kill_session
-from tests.support.oracle import check_ledger, compare_all
+from tests.support.oracle import check_ledger, compare_all, compare_database
 from tests.support.processes import members
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers, make_foreign, make_shop
@@ -147,8 +147,7 @@ def test_killed_and_started_again(
     else:
         assert nursery.start(file, {"AIRFLOW_CONN_CDC_SOURCE": connection}, log=log).wait() == 0, log.read_text()
 
-    with mysql_server.connect() as admin:
-        differences = compare_all(admin, database, lake.path)
+    differences = compare_database(mysql_server, database, lake.path)
     assert not differences, "\n".join(map(str, differences))
     if shop:
         assert not check_ledger(lake.path, database)

@@ -11,7 +11,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from tests.support.failpoints import (
     SUSPENSION,
 )
 from tests.support.harness import KILLED, Child, Nursery
-from tests.support.oracle import Place, compare_all
+from tests.support.oracle import Place, compare_database
 from tests.support.redefining import TABLES as DEFINITIONS
 from tests.support.redefining import Load
 from tests.support.s3 import S3
@@ -202,8 +201,7 @@ class World(Commands):
         with self.cli.opened() as (_, store):
             left = [f"{row.kind} {row.table}: {row.state} {row.outcome}" for row in store.last_requests("p", 100)]
         assert all(": done " in one or ": refused " in one for one in left), left
-        with closing(self.server.connect(database=_DATABASE)) as connection:
-            differences = compare_all(connection, _DATABASE, self.place, names)
+        differences = compare_database(self.server, _DATABASE, self.place, names)
         assert not differences, "\n".join(map(str, [*differences, self.said()]))
         assert self.go("verify") == 0, self.said()
         if self.place != self.cli.sink:

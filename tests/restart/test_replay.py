@@ -31,7 +31,7 @@ from airflow_provider_cdc.stream.epoch import Epoch
 from tests.support.delta import as_delta
 from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import KILLED, Lake, Nursery
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 TABLES = ("a", "b")
@@ -114,8 +114,7 @@ class World:
         return nursery.start(self.file, {name: os.environ[name]}, failpoint).wait() == KILLED
 
     def differences(self) -> Sequence[object]:
-        with closing(self.server.connect()) as connection:
-            return compare_all(connection, self.database, self.lake.path)
+        return compare_database(self.server, self.database, self.lake.path)
 
 
 @pytest.fixture

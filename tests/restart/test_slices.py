@@ -29,7 +29,7 @@ from airflow_provider_cdc.state import StateDatabase
 from tests.support.chunk_rows import chunk_rows
 from tests.support.failpoints import SNAPSHOT
 from tests.support.harness import KILLED, Lake, Nursery
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 ROWS, CHUNK_ROWS = 400, 5
@@ -67,8 +67,7 @@ class World:
     def equal(self, nursery: Nursery) -> bool:
         name = "AIRFLOW_CONN_CDC_SOURCE"
         assert nursery.start(self.file, {name: os.environ[name]}, only="stream").wait() == 0
-        with closing(self.server.connect()) as connection:
-            return not compare_all(connection, self.database, self.lake.path)
+        return not compare_database(self.server, self.database, self.lake.path)
 
 
 def make(server: MySQLServer, database: str, user: dict[str, str], folder: Path, patch: pytest.MonkeyPatch) -> World:

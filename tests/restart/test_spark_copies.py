@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from tests import ROOT
 from tests.support.copies import CASES
 from tests.support.harness import Lake, Nursery, kill_session
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 from tests.support.spark_cluster import SparkCluster
 
@@ -103,5 +103,4 @@ def test_no_copy_publishes_twice_or_mixes_files(
     assert left == set(files) or (case == "fails" and len(left) == SLICES + 1)
     connections = {"AIRFLOW_CONN_CDC_SOURCE": mysql_server.uri(**cdc_user)}
     assert nursery.start(file, connections, only="stream").wait() == 0
-    with closing(mysql_server.connect()) as connection:
-        assert not compare_all(connection, database, lake.path)
+    assert not compare_database(mysql_server, database, lake.path)

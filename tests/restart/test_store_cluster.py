@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_cdc.model.errors import TransientError
 from tests import ROOT
 from tests.support.harness import kill_session
-from tests.support.oracle import check_ledger, compare_all
+from tests.support.oracle import check_ledger, compare_database
 from tests.support.processes import wait_for
 from tests.support.s3 import s3_server
 from tests.support.servers import MySQLServer
@@ -146,7 +146,6 @@ def test_snapshot_stream_and_compaction_survive_the_loss_of_a_worker(
         assert len(lost) >= 3, f"workers were lost only in {lost}"
         assert any(r.what == "put" and "/part-" in r.key for r in proxy.requests), "nothing was compacted"
 
-    with mysql_server.connect() as admin:
-        differences = compare_all(admin, database, lake.place)
+    differences = compare_database(mysql_server, database, lake.place)
     assert not differences, "\n".join(map(str, differences))
     assert not check_ledger(lake.place, database)

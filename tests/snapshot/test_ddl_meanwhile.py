@@ -15,7 +15,7 @@ from airflow_provider_cdc.mysql.chunks import chunk as chunk_module
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_all, compare_database
 from tests.support.servers import MySQLServer
 
 # The servers have their turn: each test with each of them would be a product.
@@ -134,8 +134,7 @@ def test_in_the_middle_of_a_snapshot(
         assert kind in UNSEEN and moment in outside, error
         assert "d.t" in error.message and "binlog." in error.message and error.remedy
         return
-    with contextlib.closing(server.connect(database="d")) as connection:
-        assert compare_all(connection, "d", cli.sink, ["t", "quiet"]) == []
+    assert compare_database(server, "d", cli.sink, ["t", "quiet"]) == []
     assert all(v.is_equal for v in verify_tables(cli.context))
 
 
@@ -175,8 +174,7 @@ def test_rows_that_were_read_after_a_truncate_stay(
 ) -> None:
     """The stream meets a TRUNCATE after which chunks were read."""
     cli = run(server, tmp_path, monkeypatch, "chunk.before_lw", *STATEMENTS["truncate twice"], early=True)
-    with contextlib.closing(server.connect(database="d")) as connection:
-        assert compare_all(connection, "d", cli.sink, ["t", "quiet"]) == []
+    assert compare_database(server, "d", cli.sink, ["t", "quiet"]) == []
 
 
 def test_truncate_while_the_stream_follows(server: MySQLServer, database: str, tmp_path: Path) -> None:

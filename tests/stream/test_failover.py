@@ -32,7 +32,7 @@ from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.chance import killed_at
 from tests.support.cli import Cli, asked_by
 from tests.support.epochs import run_epoch_in_process
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 TABLES = ("keyed", "other", "plain")
@@ -93,8 +93,7 @@ class Pair:
         self.cli.catch_up()
 
     def differences(self, server: MySQLServer) -> list[str]:
-        with contextlib.closing(server.connect()) as connection:
-            return [str(d) for d in compare_all(connection, self.database, self.cli.sink)]
+        return [str(d) for d in compare_database(server, self.database, self.cli.sink)]
 
     def refused(self, kind: type[CdcError], text: str, server: MySQLServer | None = None) -> None:
         """The stream does not begin on the new server, and the resume point stays where it was."""

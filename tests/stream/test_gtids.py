@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.gtid import GtidSet
 from tests.support.cli import Cli
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 TAGGED = "SET gtid_next = 'AUTOMATIC:shop'"
@@ -39,8 +39,7 @@ def test_tagged_writers(tmp_path: Path) -> None:
 
         def exact() -> GtidSet:
             cli.catch_up()
-            with contextlib.closing(server.connect()) as connection:
-                assert compare_all(connection, "d", cli.sink, ["t"]) == []
+            assert compare_database(server, "d", cli.sink, ["t"]) == []
             standing = cli.context.sink.resume_point().read()
             assert standing is not None
             return GtidSet.parse(standing.gtid_set)

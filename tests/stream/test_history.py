@@ -29,7 +29,7 @@ from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 # The servers have their turn: each test with each of them would be a product.
@@ -76,8 +76,7 @@ class World:
 
     def exact(self) -> None:
         self.cli.catch_up()
-        with contextlib.closing(self.server.connect()) as connection:
-            assert compare_all(connection, "d", self.cli.sink, ["t"]) == []
+        assert compare_database(self.server, "d", self.cli.sink, ["t"]) == []
 
     def refused(self, match: str | None = None) -> None:
         """The stream stops, each time, and nothing is compared with what is not the binlog that was read."""

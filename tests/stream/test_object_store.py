@@ -31,7 +31,7 @@ from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
 from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import Lake
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.s3 import S3
 from tests.support.servers import MySQLServer
 from tests.support.store_lake import StoreLake
@@ -75,8 +75,7 @@ class World:
             return epoch.job.stage_range(start, planner.find_batch_end(start, 1 << 40), "0")
 
     def differences(self) -> str:
-        with closing(self.server.connect()) as connection:
-            return "\n".join(map(str, compare_all(connection, self.database, self.place)))
+        return "\n".join(map(str, compare_database(self.server, self.database, self.place)))
 
     def version(self, table: str) -> int:
         place = self.place.under(f"{self.database}/{table}")

@@ -12,7 +12,7 @@ from airflow_provider_cdc.model.errors import PurgedError, TransientError
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 
@@ -47,8 +47,7 @@ def change(server: MySQLServer, number: int) -> None:
 
 def exact(cli: Cli, server: MySQLServer, generation: int) -> None:
     cli.catch_up()
-    with closing(server.connect()) as connection:
-        assert compare_all(connection, "d", cli.sink) == []
+    assert compare_database(server, "d", cli.sink) == []
     assert all(found.is_equal for found in verify_tables(cli.context))
     assert cli.context.require_plan().generation == generation
 

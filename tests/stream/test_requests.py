@@ -23,9 +23,10 @@ from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.cli import Cli, read_only
 from tests.support.epochs import run_epoch_in_process
+from tests.support.oracle import compare_database
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
-from tests.support.three_tables import TABLES, differing_tables, run, suspending_copy, three_tables_database
+from tests.support.three_tables import TABLES, run, suspending_copy, three_tables_database
 
 pytestmark = pytest.mark.one_of("server")
 database = three_tables_database
@@ -45,7 +46,7 @@ def books(cli: Cli) -> Iterator[StateDatabase]:
 
 
 def is_equal(server: MySQLServer, cli: Cli, *tables: str) -> bool:
-    return differing_tables(server, cli.sink, tables) == []
+    return compare_database(server, "d", cli.sink, tables) == []
 
 
 def suspended(cli: Cli) -> dict[str, str]:

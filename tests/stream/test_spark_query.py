@@ -22,7 +22,7 @@ from airflow_provider_cdc.stream.spark_query import StreamQuery
 from tests import ROOT
 from tests.support.cli import Cli
 from tests.support.jvm import own_java
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 
@@ -98,8 +98,7 @@ def test_the_next_batch_is_read_meanwhile(
         ) as query:
             query.run_section(epoch.job, epoch.section_start, checkpoint=tmp_path / "checkpoint", seconds=0)
         assert apply.most == 1
-    with mysql_server.connect() as connection:
-        assert compare_all(connection, database, cli.sink) == []
+    assert compare_database(mysql_server, database, cli.sink) == []
 
 
 def test_what_a_section_has_read_ahead_is_not_applied_in_the_next(
@@ -133,8 +132,7 @@ def test_what_a_section_has_read_ahead_is_not_applied_in_the_next(
                 job = replace(epoch.job, section=wanted)
                 query.run_section(job, epoch.applier.offset, checkpoint=tmp_path / str(wanted), seconds=0)
     assert sections == [0, 1]
-    with mysql_server.connect() as connection:
-        assert compare_all(connection, database, cli.sink) == []
+    assert compare_database(mysql_server, database, cli.sink) == []
 
 
 def test_one_query_carries_all_sections(
@@ -186,8 +184,7 @@ def test_one_query_carries_all_sections(
         thread.join()
         assert epoch.job.section >= 3 and begun == [0], "followed, suspended, rejoined"
     cli.catch_up()
-    with mysql_server.connect() as connection:
-        assert compare_all(connection, database, cli.sink) == []
+    assert compare_database(mysql_server, database, cli.sink) == []
 
 
 def test_what_suspends_a_table_does_not_end_the_query(
@@ -248,8 +245,7 @@ def test_a_worker_that_comes_up_too_slowly_is_started_again(
         ) as query:
             query.run_section(epoch.job, epoch.section_start, checkpoint=tmp_path / "checkpoint", seconds=0)
     assert not slow.exists()
-    with mysql_server.connect() as connection:
-        assert compare_all(connection, database, cli.sink) == []
+    assert compare_database(mysql_server, database, cli.sink) == []
 
 
 def test_what_was_read_behind_a_failure_is_not_applied(
@@ -269,8 +265,7 @@ def test_what_was_read_behind_a_failure_is_not_applied(
             query.run_section(epoch.job, epoch.section_start, checkpoint=tmp_path / "checkpoint", seconds=0)
         assert apply.count == 1 and epoch.applier.offset == epoch.section_start
     cli.catch_up()
-    with mysql_server.connect() as connection:
-        assert compare_all(connection, database, cli.sink) == []
+    assert compare_database(mysql_server, database, cli.sink) == []
 
 
 def test_a_pause_lets_go_of_the_source(
@@ -290,8 +285,7 @@ def test_a_pause_lets_go_of_the_source(
         return int(mysql_server.execute(sql)[0][0])
 
     def is_equal() -> bool:
-        with mysql_server.connect() as connection:
-            return compare_all(connection, database, cli.sink) == []
+        return compare_database(mysql_server, database, cli.sink) == []
 
     def go_on(epoch: Epoch) -> None:
         try:

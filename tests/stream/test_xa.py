@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.positions.watermarks import _MariaDbWatermarks, 
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 # The servers have their turn: each test with each of them would be a product.
@@ -81,8 +81,7 @@ class World:
 
     def exact(self) -> None:
         self.cli.catch_up()
-        with contextlib.closing(self.server.connect()) as connection:
-            assert compare_all(connection, "d", self.cli.sink, ["t"]) == []
+        assert compare_database(self.server, "d", self.cli.sink, ["t"]) == []
 
 
 def test_in_the_stream(world: World) -> None:
@@ -315,8 +314,7 @@ def test_writers_on_another_table(world: World) -> None:
         for thread in threads:
             thread.join()
     cli.catch_up()
-    with contextlib.closing(world.server.connect()) as connection:
-        assert compare_all(connection, "d", cli.sink, ["t", "u"]) == []
+    assert compare_database(world.server, "d", cli.sink, ["t", "u"]) == []
 
 
 @pytest.mark.parametrize("skip", [0, 32 << 20])

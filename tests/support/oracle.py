@@ -12,7 +12,7 @@ import binascii
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from deltalake import DeltaTable
 from pymysql.cursors import SSCursor
 
 from tests.support.gone import MOMENT, NUMBER
+from tests.support.servers import MySQLServer
 
 #: How many rows of each kind of difference are shown.
 EXAMPLES = 5
@@ -542,6 +543,14 @@ def _readable(value: Any) -> str:
 
 def _as_named(database: str, table: str) -> str:
     return f"{database}/{table}"
+
+
+def compare_database(
+    server: MySQLServer, database: str, sink_path: Place, tables: Iterable[str] | None = None, **how: Any
+) -> list[Difference]:
+    """The same as :func:`compare_all`, by a connection of its own."""
+    with closing(server.connect()) as connection:
+        return compare_all(connection, database, sink_path, tables, **how)
 
 
 def compare_all(

@@ -15,7 +15,7 @@ from tests.support.gone import Gone
 from tests.support.harness import KILLED, Nursery
 from tests.support.heap import HeapWriter
 from tests.support.hot import HotWriter, make_hot
-from tests.support.oracle import Kept, Place, check_ledger, compare_all
+from tests.support.oracle import Kept, Place, check_ledger, compare_database
 from tests.support.servers import MySQLServer
 from tests.support.sink_settings import Settings
 from tests.support.workload import Writers, make_foreign, make_shop
@@ -201,8 +201,7 @@ def carry_out(
             writer.stop()
         assert go() == 0, log.read_text()
         kept = {table: Kept(gone.database, since, table in settings.soft) for table in gone.tables}
-        with server.connect() as connection:
-            differences = compare_all(connection, database, lake.place, folder=settings.folder, kept=kept)
+        differences = compare_database(server, database, lake.place, folder=settings.folder, kept=kept)
     assert not differences, "\n".join(map(str, differences))
     if schedule.tables == "shop":
         assert not check_ledger(lake.place, database, folder=settings.folder)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.support.cli import Cli
-from tests.support.oracle import Difference, compare_all
 from tests.support.servers import MySQLServer
 
 TABLES = ("keyed", "plain", "quiet")
@@ -57,12 +56,6 @@ def suspending_copy(server: MySQLServer, folder: Path, **settings: Any) -> Cli:
     changes = "UPDATE quiet SET v = 'on' WHERE id = 1", "UPDATE keyed SET v = 'before' WHERE id = 2"
     settings["stream"] = {**SUSPENDS, **settings.get("stream", {})}
     return streamed_copy(server, folder, *changes, **settings)
-
-
-def differing_tables(server: MySQLServer, sink: Path, tables: Sequence[str] = TABLES) -> list[Difference]:
-    """What tables of the source and their copies do not have in common."""
-    with contextlib.closing(server.connect(database="d")) as connection:
-        return compare_all(connection, "d", sink, tables)
 
 
 def run(server: MySQLServer, *statements: str) -> None:

@@ -24,7 +24,7 @@ from airflow_provider_cdc.mysql.client.verified_connection import VerifiedConnec
 from tests.support.binlog.reading import capture, here, lasting
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_all, compare_database
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
 
@@ -137,8 +137,7 @@ class World:
                 cursor.execute("COMMIT")
 
     def exact(self) -> None:
-        with closing(self.server.connect()) as connection:
-            assert compare_all(connection, self.database, self.cli.sink) == []
+        assert compare_database(self.server, self.database, self.cli.sink) == []
 
 
 @contextmanager

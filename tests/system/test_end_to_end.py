@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.snapshot.run import run_snapshot
 from tests.support.cli import Cli, session_processes, tree
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers, make_foreign
 
@@ -52,8 +52,7 @@ def writers(server: MySQLServer, database: str, rate: float = 60) -> Writers:
 
 
 def differences(server: MySQLServer, database: str, sink: Path) -> list[str]:
-    with contextlib.closing(server.connect()) as connection:
-        return [str(d) for d in compare_all(connection, database, sink)]
+    return [str(d) for d in compare_database(server, database, sink)]
 
 
 def waited_for(what: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 120) -> Any:

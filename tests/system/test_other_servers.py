@@ -16,7 +16,7 @@ from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from tests.support.cli import Cli
 from tests.support.harness import run
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import check_ledger, compare_all
+from tests.support.oracle import check_ledger, compare_database
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers, make_foreign, make_shop
 
@@ -68,8 +68,7 @@ def test_copied_with_writers_and_equal(
         counters = writers.stop()
     run(file)
     assert counters.rows > 100
-    with server.connect() as connection:
-        assert compare_all(connection, tables, tmp_path / "lake") == []
+    assert compare_database(server, tables, tmp_path / "lake") == []
     if tables == "shop":
         assert check_ledger(tmp_path / "lake", tables) == []
 

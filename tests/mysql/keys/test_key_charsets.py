@@ -31,7 +31,7 @@ from airflow_provider_cdc.verify.report import check_equal
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
-from tests.support.oracle import compare_all
+from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
 
 #: A code that comes back from Unicode as another one, and that other one: two keys to the server, one text to a copy.
@@ -149,8 +149,7 @@ def test_a_pipeline_stops(server: MySQLServer, database: str, tmp_path: Path) ->
     again.snapshot()
     server.execute("UPDATE c.t SET v = v + 1")
     again.catch_up()
-    with contextlib.closing(server.connect()) as connection:
-        assert compare_all(connection, "c", again.sink) == []
+    assert compare_database(server, "c", again.sink) == []
     assert all(v.is_equal for v in verify_tables(again.context))
 
 
@@ -214,8 +213,7 @@ def test_codes_of_every_charset_as_keys(server: MySQLServer, database: str, stri
         change(3)
         fill(1)
         cli.catch_up()
-    with contextlib.closing(server.connect()) as plain:
-        assert [str(d) for d in compare_all(plain, "c", cli.sink)] == []
+    assert [str(d) for d in compare_database(server, "c", cli.sink)] == []
     assert [v.table for v in verify_tables(cli.context) if not v.is_equal] == []
 
 
