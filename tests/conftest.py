@@ -119,10 +119,8 @@ def server(request: pytest.FixtureRequest) -> MySQLServer:
 @pytest.fixture
 def database(mysql_server: MySQLServer) -> Iterator[str]:
     """The name of a fresh, empty database."""
-    name = f"t_{secrets.token_hex(6)}"
-    mysql_server.execute(f"CREATE DATABASE `{name}`")
-    yield name
-    mysql_server.execute(f"DROP DATABASE IF EXISTS `{name}`")
+    with mysql_server.fresh_database() as name:
+        yield name
 
 
 @pytest.fixture

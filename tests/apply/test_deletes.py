@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -57,10 +56,8 @@ def pipeline(folder: Path, server: MySQLServer, database: str, name: str = "p") 
 
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
-    name = f"t_{secrets.token_hex(6)}"
-    server.execute(f"CREATE DATABASE {name}")
-    yield name
-    server.execute(f"DROP DATABASE {name}")
+    with server.fresh_database() as name:
+        yield name
 
 
 @pytest.fixture

@@ -40,7 +40,6 @@ def database(server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
     monkeypatch.setattr(rereading, "_MISSING_SECONDS", 0.5)
     with three_tables(server) as name:
         yield name
-        server.execute("CREATE DATABASE IF NOT EXISTS d")
 
 
 def copied(server: MySQLServer, folder: Path, on_dropped: Any = "drop", **settings: Any) -> Cli:

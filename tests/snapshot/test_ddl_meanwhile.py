@@ -62,10 +62,8 @@ UNSEEN = {"add index", "drop and create", "rename", "there and back", "exchange 
 
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
-    server.execute("DROP DATABASE IF EXISTS d")
-    server.execute("CREATE DATABASE d")
-    yield "d"
-    server.execute("DROP DATABASE d")
+    with server.fresh_database("d") as name:
+        yield name
 
 
 def make(cursor: Any, partitioned: bool) -> None:

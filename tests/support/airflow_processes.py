@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Self
 
 from tests import ROOT
 from tests.support.airflow_client import Client
@@ -186,26 +185,21 @@ class Airflow(StartedProcesses):
 
     # -- life
 
-    def start(self) -> Self:
+    def _begin(self) -> None:
         """Make the database, start all processes and wait until they work (15 to 25 s on two cores).
 
         :raise AirflowError: when it did not come up.
         """
-        try:
-            self.home = temporary_folder("cdc-airflow-")
-            self.env = self._environment()
-            if self._login is not None:  # otherwise Airflow would make a password and print it to a log
-                passwords = self.home / "passwords.json"
-                passwords.touch(mode=0o600)
-                passwords.write_text(json.dumps(dict([self._login])))
-            self._migrate()
-            for name in [*self._only] + [f"triggerer-{n}" for n in range(2, self._triggerers + 1)]:
-                self._start(name)
-            self.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
+        self.home = temporary_folder("cdc-airflow-")
+        self.env = self._environment()
+        if self._login is not None:  # otherwise Airflow would make a password and print it to a log
+            passwords = self.home / "passwords.json"
+            passwords.touch(mode=0o600)
+            passwords.write_text(json.dumps(dict([self._login])))
+        self._migrate()
+        for name in [*self._only] + [f"triggerer-{n}" for n in range(2, self._triggerers + 1)]:
+            self._start(name)
+        self.wait_ready()
 
     def close(self) -> None:
         """End all processes and remove the folder. Doing so twice is allowed.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
@@ -28,6 +28,8 @@ __all__ = ["DOCKER", "Image", "Service", "Stack", "StackError", "image", "interp
 DOCKER = ROOT / "docker"
 
 _VARIABLE = re.compile(r"\$(?:\$|\{(?P<name>\w+)(?:(?P<how>:[-?])(?P<what>[^}]*))?\})")
+#: How long all services may take until they are healthy.
+_SECONDS = 240
 #: What a process needs of the machine it runs on.
 _OF_THE_MACHINE = ("LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
 
@@ -168,36 +170,30 @@ class Stack(StartedProcesses):
 
     # -- life
 
-    def start(self, seconds: float = 240) -> Self:
+    def _begin(self) -> None:
         """Start all services in the order of their ``depends_on`` and wait until they are healthy.
 
-        :raise StackError: when one ended by itself, or after `seconds`.
+        :raise StackError: when one ended by itself, or after some minutes.
         """
-        deadline = time.monotonic() + seconds
-        try:
-            self.folder = temporary_folder("cdc-stack-")
-            self._prepare()
-            waiting, done = dict(self.services), dict.fromkeys(self._given, "service_healthy")
-            while waiting:
-                for name, service in list(waiting.items()):
-                    if service.sessions:
-                        state = self._state(service)
-                        if state is not None:
-                            done[service.name] = done[_base(name)] = state
-                            del waiting[name]
-                    elif all(
-                        done.get(other) == rule["condition"]
-                        for other, rule in service.spec.get("depends_on", {}).items()
-                    ):
-                        service.start()
-                if time.monotonic() > deadline:
-                    logs = "\n".join(f"--- {s.name}\n{tail(s.log, 15)}" for s in waiting.values())
-                    raise StackError(f"not ready after {seconds:g} s: {', '.join(waiting)}\n{logs}")
-                time.sleep(0.5)
-        except BaseException:
-            self.close()
-            raise
-        return self
+        deadline = time.monotonic() + _SECONDS
+        self.folder = temporary_folder("cdc-stack-")
+        self._prepare()
+        waiting, done = dict(self.services), dict.fromkeys(self._given, "service_healthy")
+        while waiting:
+            for name, service in list(waiting.items()):
+                if service.sessions:
+                    state = self._state(service)
+                    if state is not None:
+                        done[service.name] = done[_base(name)] = state
+                        del waiting[name]
+                elif all(
+                    done.get(other) == rule["condition"] for other, rule in service.spec.get("depends_on", {}).items()
+                ):
+                    service.start()
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"--- {s.name}\n{tail(s.log, 15)}" for s in waiting.values())
+                raise StackError(f"not ready after {_SECONDS} s: {', '.join(waiting)}\n{logs}")
+            time.sleep(0.5)
 
     def _state(self, service: Service) -> str | None:
         """What may be said of a service that was started, in the words of ``depends_on``."""

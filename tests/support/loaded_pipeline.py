@@ -45,19 +45,16 @@ class LoadedPipeline:
         patch.setattr(compaction, "FANOUT", 3)
         patch.setattr(compaction, "MIN_FANOUT", 2)
         patch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
-        database = self.load.database
-        self.server.execute(f"DROP DATABASE IF EXISTS {database}")
-        self.server.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
-        with closing(self.server.connect(database=database)) as connection, connection.cursor() as cursor:
-            cursor.execute("SET sql_mode = ''")
-            for name, definition in tables.items():
-                cursor.execute(f"CREATE TABLE {quoted(name)} {definition}")
-                for _ in range(rows):
-                    with suppress(pymysql.MySQLError):
-                        cursor.execute(change(self.chance, name, seen(cursor, database, name)))
-        yield self
-        self.server.execute("SET GLOBAL binlog_row_metadata = FULL")
-        self.server.execute(f"DROP DATABASE {database}")
+        with self.server.fresh_database(self.load.database, "CHARACTER SET utf8mb4") as database:
+            with closing(self.server.connect(database=database)) as connection, connection.cursor() as cursor:
+                cursor.execute("SET sql_mode = ''")
+                for name, definition in tables.items():
+                    cursor.execute(f"CREATE TABLE {quoted(name)} {definition}")
+                    for _ in range(rows):
+                        with suppress(pymysql.MySQLError):
+                            cursor.execute(change(self.chance, name, seen(cursor, database, name)))
+            yield self
+            self.server.execute("SET GLOBAL binlog_row_metadata = FULL")
 
     def metadata(self) -> None:
         """From now on the binlog says more or less of the columns."""

@@ -17,7 +17,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 
@@ -67,26 +67,21 @@ class Postgres(StartedProcesses):
 
     # -- life
 
-    def start(self) -> Self:
+    def _begin(self) -> None:
         """Start the server, with its data if there are any, and wait until it answers (about 2 s the first time).
 
         :raise ServerUnavailable: when there is none, or it did not start; then with the end of its log.
         """
         first = self._folder is None
-        try:
-            if first:
-                self._initialise()
-            assert self._folder is not None
-            settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
-            command = [self._bin / "postgres", "-D", self._folder / "data", "-p", str(self.port), *settings]
-            self._session = self._run(command)
-            self._wait_until_ready()
-            if first:
-                self._create()
-        except BaseException:
-            self.close()
-            raise
-        return self
+        if first:
+            self._initialise()
+        assert self._folder is not None
+        settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        command = [self._bin / "postgres", "-D", self._folder / "data", "-p", str(self.port), *settings]
+        self._session = self._run(command)
+        self._wait_until_ready()
+        if first:
+            self._create()
 
     def stop(self) -> None:
         """Shut the server down in good order; clients lose their connections. :meth:`start` brings it back."""

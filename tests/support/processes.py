@@ -205,6 +205,15 @@ class StartedProcesses:
     """Processes that are started by a ``with`` statement, and closed at its end."""
 
     def start(self) -> Self:
+        """Start them and wait until they work; they are closed if they do not."""
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _begin(self) -> None:
         """Start them and wait until they work."""
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -251,6 +251,16 @@ class MySQLServer:
                         self.execute(f"KILL {number}")
             self.execute(f"PURGE BINARY LOGS TO '{newest}'")
             time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def fresh_database(self, name: str = "", options: str = "") -> Iterator[str]:
+        """An empty database, under a name that nothing else has if none is given; it goes at the end."""
+        if name:
+            self.execute(f"DROP DATABASE IF EXISTS `{name}`")
+        name = name or f"t_{secrets.token_hex(6)}"
+        self.execute(f"CREATE DATABASE `{name}` {options}")
+        yield name
+        self.execute(f"DROP DATABASE IF EXISTS `{name}`")
 
     def roll_back_prepared(self) -> None:
         """Roll back all XA transactions that are prepared."""

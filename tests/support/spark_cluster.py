@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -66,24 +66,19 @@ class SparkCluster(StartedProcesses):
 
     # -- life
 
-    def start(self) -> Self:
+    def _begin(self) -> None:
         """Start the master and the workers and wait until all are ready (about 5 s).
 
         :raise SparkClusterError: when they are not.
         """
-        try:
-            self._folder = temporary_folder("cdc-spark-")
-            self._env = self._environment()
-            address = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.ui_port)]
-            self._master = self._launch("master", "master.Master", address)
-            self.wait_ready()  # a worker that finds no master tries again only after seconds
-            for worker in range(len(self._workers)):
-                self.start_worker(worker)
-            self.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
+        self._folder = temporary_folder("cdc-spark-")
+        self._env = self._environment()
+        address = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.ui_port)]
+        self._master = self._launch("master", "master.Master", address)
+        self.wait_ready()  # a worker that finds no master tries again only after seconds
+        for worker in range(len(self._workers)):
+            self.start_worker(worker)
+        self.wait_ready()
 
     def close(self) -> None:
         """End everything and remove the folder. Doing so twice is allowed."""

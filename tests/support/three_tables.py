@@ -20,17 +20,15 @@ SUSPENDS = {"on_table_error": "suspend", "reread": "ask"}
 @contextlib.contextmanager
 def three_tables(server: MySQLServer) -> Iterator[str]:
     """The tables, with 30 rows each, and the name of their database; it goes at the end."""
-    server.execute("DROP DATABASE IF EXISTS d")
-    server.execute("CREATE DATABASE d")
-    run(
-        server,
-        "CREATE TABLE keyed (id INT PRIMARY KEY, v VARCHAR(40))",
-        "CREATE TABLE plain (n INT, v VARCHAR(40))",
-        "CREATE TABLE quiet LIKE keyed",
-        *(f"INSERT INTO {t} VALUES " + ", ".join(f"({n}, '{t} {n}')" for n in range(1, 31)) for t in TABLES),
-    )
-    yield "d"
-    server.execute("DROP DATABASE d")
+    with server.fresh_database("d") as name:
+        run(
+            server,
+            "CREATE TABLE keyed (id INT PRIMARY KEY, v VARCHAR(40))",
+            "CREATE TABLE plain (n INT, v VARCHAR(40))",
+            "CREATE TABLE quiet LIKE keyed",
+            *(f"INSERT INTO {t} VALUES " + ", ".join(f"({n}, '{t} {n}')" for n in range(1, 31)) for t in TABLES),
+        )
+        yield name
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from tests.support.servers import MySQLServer
 
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
-    server.execute("CREATE DATABASE k")
-    yield "k"
-    server.execute("DROP DATABASE k")
+    with server.fresh_database("k") as name:
+        yield name
 
 
 @pytest.mark.usefixtures("database")

@@ -30,10 +30,8 @@ def characters() -> list[str]:
 
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
-    server.execute("DROP DATABASE IF EXISTS d")
-    server.execute("CREATE DATABASE d")
-    yield "d"
-    server.execute("DROP DATABASE d")
+    with server.fresh_database("d") as name:
+        yield name
 
 
 def test_every_character_of_every_charset(server: MySQLServer, database: str, tmp_path: Path) -> None:

@@ -50,9 +50,8 @@ ONE_WAY = {
 
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
-    server.execute("CREATE DATABASE c")
-    yield "c"
-    server.execute("DROP DATABASE c")
+    with server.fresh_database("c") as name:
+        yield name
 
 
 def text(charset: str, code: str) -> str:

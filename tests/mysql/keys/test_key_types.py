@@ -137,9 +137,8 @@ def _in_turns() -> Iterator[object]:
 
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
-    server.execute("CREATE DATABASE k")
-    yield "k"
-    server.execute("DROP DATABASE k")
+    with server.fresh_database("k") as name:
+        yield name
 
 
 def make(server: MySQLServer, definition: str, values: str, key: str = "PRIMARY KEY") -> list[str]:

@@ -6,7 +6,6 @@ A table is changed where the binlog does not say so (``sql_log_bin=0``): what th
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,10 +63,8 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(server: MySQLServer) -> Iterator[World]:
-    name = f"t_{secrets.token_hex(6)}"
-    server.execute(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
-    yield World(server, name)
-    server.execute(f"DROP DATABASE `{name}`")
+    with server.fresh_database(options="CHARACTER SET utf8mb4") as name:
+        yield World(server, name)
     server.execute("SET GLOBAL binlog_row_metadata = FULL")
 
 
