@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
@@ -27,9 +26,10 @@ from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.protocol import Change, Fence, MultisetChange, PublishSlices, Truncate, Upsert
+from airflow_provider_cdc.sinks.protocol import Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.conformance import nullable, preceded_by
+from tests.sinks.delta.test_definition_changes import FENCE, MERGES, commit, newest, present, sink
 from tests.support.spark_delta import spark_delta
 
 ID = Column("id", "bigint", "bigint", nullable=False)
@@ -49,20 +49,8 @@ DEFINITIONS = {
     "another key": TABLE.replace(key=("n",)),
     "no key": TABLE.replace(key=()),
 }
-FENCE, FENCE_2 = Fence("epoch", 1), Fence("another", 2)
-MERGES = ["deletion_vectors", "copy_on_write"]
+FENCE_2 = Fence("another", 2)
 Row = dict[str, Any]
-
-
-def sink(folder: Path, merge: str = MERGES[0], *, soft: bool = False, parts: bool = False, **named: Any) -> DeltaSink:
-    return DeltaSink(
-        str(folder),
-        "p",
-        copy_on_write_tables=(".*[.].*",) if merge == MERGES[1] else (),
-        deletes=DeletePolicy(soft=(".*[.].*",) if soft else ()),
-        partition_by=((".*[.].*", (("pl.ace", None), ("made", "day"))),) if parts else (),
-        **named,
-    )
 
 
 def row(table: TableSchema, key: int, seq: int, op: str = "r", more: int = 0) -> Row:
@@ -83,10 +71,6 @@ def row(table: TableSchema, key: int, seq: int, op: str = "r", more: int = 0) ->
 
 def of(table: TableSchema, rows: Iterable[Row]) -> pa.Table:
     return pa.Table.from_pylist([*rows], table.sink_schema)
-
-
-def commit(target: DeltaSinkTable, change: Change, **markers: int) -> None:
-    assert target.commit(lambda _: change, markers, FENCE)
 
 
 def merge_in(target: DeltaSinkTable, table: TableSchema, rows: Sequence[Row], before: Sequence[Row] = ()) -> None:
@@ -126,17 +110,6 @@ def check(target: DeltaSinkTable, table: TableSchema, rows: Iterable[Row]) -> No
     assert plain(target.read()[0], table) == wanted
     builder = QueryBuilder().register("t", DeltaTable(target.storage.location()))
     assert plain(pa.table(builder.execute("SELECT * FROM t").read_all()), table) == wanted
-
-
-def newest(target: DeltaSinkTable) -> list[dict[str, Any]]:
-    """The actions of the newest commit."""
-    log = target.load_log()
-    path = Path(target.storage.location(), "_delta_log", f"{log.version:020}.json")
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def present(target: DeltaSinkTable) -> set[str]:
-    return {name for name, _ in target.storage.list("") if not name.startswith("_delta_log/")}
 
 
 @pytest.mark.parametrize("merge", MERGES)
