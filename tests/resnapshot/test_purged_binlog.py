@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
@@ -23,10 +24,9 @@ from airflow_provider_cdc.runtime.liveness import Heartbeat
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
-from tests.resnapshot.test_staged_reads import Lost
 from tests.support.chance import killed_at
 from tests.support.cli import Cli
-from tests.support.epochs import run_epoch_in_process
+from tests.support.epochs import run_epoch_in_process, stage_everything
 from tests.support.failpoints import NEXT_SNAPSHOT
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_database
@@ -122,11 +122,8 @@ def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World)
     """
     mariadb = isinstance(world.server, MariaDBServer)
     world.run("FLUSH BINARY LOGS", *(f"INSERT INTO t VALUES ({n}, 'row')" for n in range(100, 120)))
-    with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
-        manifest = epoch.job.stage_range(epoch.section_start, planner.find_batch_end(epoch.section_start, 1 << 40), "0")
-        epoch.applier._resume_point = Lost(epoch.applier._resume_point)
-        with pytest.raises(KeyboardInterrupt):
-            epoch.applier.apply(manifest)
+    with world.cli.epoch() as epoch, killed_at("progress.before_commit", apply):
+        epoch.applier.apply(stage_everything(epoch))
     last = world.server.execute("SHOW BINARY LOGS")[-1][0]
     time.sleep(1.1)  # when a file was begun is known to the second
     world.server.execute("RESET MASTER" if mariadb else "RESET BINARY LOGS AND GTIDS")

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.apply.applier import stream_marker
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
@@ -35,9 +36,7 @@ from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, remove_request
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
-from airflow_provider_cdc.sinks.protocol import ResumePoint
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot import claims
 from airflow_provider_cdc.snapshot.run import GroupResult, adopt_published_groups, run_group
@@ -45,10 +44,11 @@ from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.system.failpoints import ENV_VARIABLE
 from tests import ROOT
+from tests.support.chance import killed_at
 from tests.support.chunk_rows import chunk_rows
 from tests.support.cli import Cli, asked_by, read_only
 from tests.support.delta import as_delta, put
-from tests.support.epochs import run_epoch_in_process
+from tests.support.epochs import run_epoch_in_process, stage_everything
 from tests.support.harness import KILLED
 from tests.support.oracle import check_ledger, compare_database
 from tests.support.servers import MySQLServer
@@ -365,13 +365,8 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
         epoch = begin_epoch(context, store, catch_up=False)
         assert staged.high_watermark <= epoch.applier.offset.at
         copied.write("UPDATE a_int SET v = 99 WHERE id < 200", "INSERT INTO a_int VALUES (303, 3)")
-        with contextlib.closing(epoch.job.make_planner()) as planner:
-            manifest = epoch.job.stage_range(
-                epoch.section_start, planner.find_batch_end(epoch.section_start, 1 << 40), "0"
-            )
-        epoch.applier._resume_point = Lost(epoch.applier._resume_point)
-        with pytest.raises(KeyboardInterrupt):
-            epoch.applier.apply(manifest)
+        with killed_at("progress.before_commit", apply):
+            epoch.applier.apply(stage_everything(epoch))
         store.end_epoch(copied.database, epoch.number, "failed")
         before = copied.group(0).tables[0].markers().get(stream_marker(copied.database))
         assert before is not None and before > epoch.plan.timeline.seq(epoch.section_start.at)
@@ -384,17 +379,6 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
         assert not copied.differences()
         run_epoch_in_process(again)
     assert not copied.differences()
-
-
-class Lost(DeltaResumePoint):
-    """A resume point that cannot be written any more."""
-
-    def __init__(self, real: ResumePoint) -> None:
-        assert isinstance(real, DeltaResumePoint)
-        self.sink_table = real.sink_table
-
-    def write(self, *_: object) -> None:
-        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("kind", ["shop", "foreign"])

@@ -5,7 +5,6 @@ Two servers of each kind, which run the same transactions under positions of the
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 from collections import Counter
@@ -30,14 +29,13 @@ from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.snapshot.run import GroupResult, run_group
 from airflow_provider_cdc.verify.run import verify_tables
-from tests.resnapshot.test_staged_reads import Lost
 from tests.stream import test_failover, test_failover_mariadb
 from tests.stream.test_failover import Pair, epoch
 from tests.stream.test_failover_mariadb import Domains
-from tests.support.chance import Killed
+from tests.support.chance import Killed, killed_at
 from tests.support.cli import asked_by
 from tests.support.delta import as_delta, put
-from tests.support.epochs import run_epoch_in_process
+from tests.support.epochs import run_epoch_in_process, stage_everything
 from tests.support.servers import MySQLServer
 
 # The servers have their turn: each test with each of them would be a product.
@@ -150,14 +148,8 @@ def events(pair: Pair, kind: str) -> list[str]:
 
 def die_in_a_batch(pair: Pair, server: MySQLServer) -> None:
     """Apply what there is to the tables, and die before the resume point is written."""
-    with epoch(pair, server) as found:
-        with contextlib.closing(found.job.make_planner()) as planner:
-            manifest = found.job.stage_range(
-                found.section_start, planner.find_batch_end(found.section_start, 1 << 40), "0"
-            )
-        found.applier._resume_point = Lost(found.applier._resume_point)
-        with pytest.raises(KeyboardInterrupt):
-            found.applier.apply(manifest)
+    with epoch(pair, server) as found, killed_at("progress.before_commit", apply):
+        found.applier.apply(stage_everything(found))
 
 
 # ---------------------------------------------------------------- tables that are further than the resume point
@@ -199,8 +191,8 @@ def test_what_was_read_at_another_server_says_nothing_of_the_tables_now(
     for _ in range(3):
         pair.old.execute("FLUSH BINARY LOGS")
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")
-    with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_planner()) as planner:
-        manifest = found.job.stage_range(found.section_start, planner.find_batch_end(found.section_start, 1 << 40), "0")
+    with epoch(pair, pair.old) as found:
+        manifest = stage_everything(found)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(DeltaSinkTable, "commit", _die)
             found.applier.apply(manifest)
@@ -372,9 +364,7 @@ def _purged_before_it_is_published(pair: Pair) -> None:
     pair.old.execute("FLUSH BINARY LOGS")
     change(pair)
     with epoch(pair, pair.old) as found:
-        with contextlib.closing(found.job.make_planner()) as planner:
-            end = planner.find_batch_end(found.section_start, 1 << 40)
-        found.applier.apply(found.job.stage_range(found.section_start, end, "0"))
+        found.applier.apply(stage_everything(found))
     pair.old.purge(flush=False)
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from itertools import pairwise
+from typing import Any
 
 from airflow_provider_cdc.apply.task import merge_manifests
 from airflow_provider_cdc.resnapshot.suspension import check_none_suspended
 from airflow_provider_cdc.sinks.storage.request_counts import count_requests_in
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import _EpochLifecycle
+
+
+def stage_everything(epoch: Epoch) -> dict[str, Any]:
+    """All that has come since the section began, staged as one batch and not applied."""
+    with closing(epoch.job.make_planner()) as planner:
+        end = planner.find_batch_end(epoch.section_start, 1 << 40)
+    return epoch.job.stage_range(epoch.section_start, end, "0")
 
 
 def run_epoch_in_process(epoch: Epoch) -> None:
