@@ -61,24 +61,23 @@ def read(source: BinlogStreamReader, piece: object) -> dict[str, object]:
 
 def write(server: MySQLServer, database: str) -> None:
     """Changes that cannot be put together wrongly without a trace, at about the same distance from each other."""
-    with contextlib.closing(server.connect(database=database)) as connection, connection.cursor() as cursor:
-        for sql in (
-            "INSERT INTO gone VALUES (3, 1)",
-            "UPDATE t SET v = 2 WHERE id = 1",
-            "INSERT INTO t VALUES (7, 1)",
-            "XA START 'x'",
-            "INSERT INTO t VALUES (8, 1)",
-            "XA END 'x'",
-            "XA PREPARE 'x'",
-            "UPDATE t SET v = 3 WHERE id = 1",
-            "TRUNCATE gone",
-            "INSERT INTO gone VALUES (4, 1)",
-            "DELETE FROM t WHERE id = 7",
-            "XA COMMIT 'x'",
-            "INSERT INTO gone VALUES (5, 1)",
-            "UPDATE t SET v = 4 WHERE id = 1",
-        ):
-            cursor.execute(sql)
+    server.session(
+        database,
+        "INSERT INTO gone VALUES (3, 1)",
+        "UPDATE t SET v = 2 WHERE id = 1",
+        "INSERT INTO t VALUES (7, 1)",
+        "XA START 'x'",
+        "INSERT INTO t VALUES (8, 1)",
+        "XA END 'x'",
+        "XA PREPARE 'x'",
+        "UPDATE t SET v = 3 WHERE id = 1",
+        "TRUNCATE gone",
+        "INSERT INTO gone VALUES (4, 1)",
+        "DELETE FROM t WHERE id = 7",
+        "XA COMMIT 'x'",
+        "INSERT INTO gone VALUES (5, 1)",
+        "UPDATE t SET v = 4 WHERE id = 1",
+    )
 
 
 def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database: str) -> None:

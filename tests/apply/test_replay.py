@@ -132,9 +132,7 @@ def test_a_lost_checkpoint_decides_nothing(cli: Cli, mysql_server: MySQLServer, 
 def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     """One table has the batch already, the other has not: a crash between the two commits."""
     cli.snapshot()
-    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
-        for sql in ("BEGIN", "INSERT INTO t VALUES (7, 1)", "INSERT INTO other VALUES (7, 1)", "COMMIT"):
-            cursor.execute(sql)
+    mysql_server.session(database, "BEGIN", "INSERT INTO t VALUES (7, 1)", "INSERT INTO other VALUES (7, 1)", "COMMIT")
     with cli.epoch() as run, contextlib.closing(run.job.make_planner()) as planner:
         end = planner.find_batch_end(run.section_start, 1 << 28)
         manifest = run.job.stage_range(run.section_start, end, "0")

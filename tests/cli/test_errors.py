@@ -458,10 +458,8 @@ def stopped(cli: Cli, *words: str) -> None:
 def test_ddl_on_a_captured_table(make: Make, mysql_server: MySQLServer, table: str, statement: str) -> None:
     cli = make()
     cli.snapshot()
-    with contextlib.closing(mysql_server.connect(database=table)) as connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO t VALUES (4, 'd')")
-        cursor.execute("CREATE TABLE elsewhere (id INT)")  # of no concern
-        cursor.execute(statement)
+    elsewhere = "CREATE TABLE elsewhere (id INT)"  # of no concern
+    mysql_server.session(table, "INSERT INTO t VALUES (4, 'd')", elsewhere, statement)
     stopped(cli, f"{table}.t", "fresh sink.path")
 
 
@@ -475,18 +473,14 @@ def test_an_index_changes_no_row(make: Make, mysql_server: MySQLServer, table: s
 def test_dml_by_statement(make: Make, mysql_server: MySQLServer, table: str) -> None:
     cli = make()
     cli.snapshot()
-    with contextlib.closing(mysql_server.connect(database=table)) as connection, connection.cursor() as cursor:
-        cursor.execute("SET SESSION binlog_format = 'STATEMENT'")
-        cursor.execute("UPDATE t SET v = 'x'")
+    mysql_server.session(table, "SET SESSION binlog_format = 'STATEMENT'", "UPDATE t SET v = 'x'")
     stopped(cli, f"{table}.t", "binlog_format=ROW")
 
 
 def test_row_images_that_are_not_full(make: Make, mysql_server: MySQLServer, table: str) -> None:
     cli = make()
     cli.snapshot()
-    with contextlib.closing(mysql_server.connect(database=table)) as connection, connection.cursor() as cursor:
-        cursor.execute("SET SESSION binlog_row_image = 'MINIMAL'")
-        cursor.execute("UPDATE t SET v = 'x'")
+    mysql_server.session(table, "SET SESSION binlog_row_image = 'MINIMAL'", "UPDATE t SET v = 'x'")
     stopped(cli, f"{table}.t", "binlog_row_image=FULL")
 
 

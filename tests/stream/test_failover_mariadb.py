@@ -210,9 +210,7 @@ def test_a_server_of_the_other_kind(pair: Domains, mysql_server: MySQLServer) ->
 def test_an_open_xa_transaction(pair: Domains) -> None:
     pair.cli.snapshot()
     pair.run("INSERT INTO d.keyed VALUES (8, 8)")
-    with contextlib.closing(pair.old.connect(database="d")) as connection, connection.cursor() as cursor:
-        for sql in ("XA START 'open'", "INSERT INTO keyed VALUES (9, 9)", "XA END 'open'", "XA PREPARE 'open'"):
-            cursor.execute(sql)
+    pair.old.session("d", "XA START 'open'", "INSERT INTO keyed VALUES (9, 9)", "XA END 'open'", "XA PREPARE 'open'")
     try:
         pair.copy(pair.old)
         pair.refused(TerminalError, r"XA transaction \S+ is open, and only the binlog of server mariadb:1:")

@@ -60,22 +60,21 @@ def test_tagged_writers(tmp_path: Path) -> None:
 
         # Other tags, numbers with a gap, XA; and the binlogs that hold them are removed, so the set counts.
         ((uuid,),) = server.execute("SELECT @@server_uuid")
-        with contextlib.closing(server.connect(database="d")) as connection, connection.cursor() as cursor:
-            for sql in (
-                f"SET gtid_next = '{uuid}:shop:100000'",
-                "INSERT INTO t (v) VALUES (7)",
-                f"SET gtid_next = 'AUTOMATIC:{'long_' * 6}xy'",
-                "INSERT INTO t (v) VALUES (8)",
-                "XA START 'x'",
-                "INSERT INTO t (v) VALUES (9)",
-                "XA END 'x'",
-                "XA PREPARE 'x'",
-                "SET gtid_next = 'AUTOMATIC:other'",
-                "XA COMMIT 'x'",
-                "SET gtid_next = 'AUTOMATIC'",
-                "FLUSH BINARY LOGS",
-            ):
-                cursor.execute(sql)
+        server.session(
+            "d",
+            f"SET gtid_next = '{uuid}:shop:100000'",
+            "INSERT INTO t (v) VALUES (7)",
+            f"SET gtid_next = 'AUTOMATIC:{'long_' * 6}xy'",
+            "INSERT INTO t (v) VALUES (8)",
+            "XA START 'x'",
+            "INSERT INTO t (v) VALUES (9)",
+            "XA END 'x'",
+            "XA PREPARE 'x'",
+            "SET gtid_next = 'AUTOMATIC:other'",
+            "XA COMMIT 'x'",
+            "SET gtid_next = 'AUTOMATIC'",
+            "FLUSH BINARY LOGS",
+        )
         reached = exact()
         ((executed,),) = server.execute("SELECT @@global.gtid_executed")
         assert reached == GtidSet.parse(executed) and f"{uuid}:shop:100000" in reached
@@ -84,11 +83,8 @@ def test_tagged_writers(tmp_path: Path) -> None:
         assert exact() == reached
 
         # What was never read is missed by its tag.
-        with contextlib.closing(server.connect(database="d")) as connection, connection.cursor() as cursor:
-            cursor.execute("SET gtid_next = 'AUTOMATIC:missed'")
-            cursor.execute("INSERT INTO t (v) VALUES (10)")
-            cursor.execute("SET gtid_next = 'AUTOMATIC'")
-            cursor.execute("FLUSH BINARY LOGS")
+        missed = "SET gtid_next = 'AUTOMATIC:missed'", "INSERT INTO t (v) VALUES (10)"
+        server.session("d", *missed, "SET gtid_next = 'AUTOMATIC'", "FLUSH BINARY LOGS")
         file = server.execute("SHOW BINARY LOG STATUS")[0][0]
         server.execute(f"PURGE BINARY LOGS TO '{file}'")
         with pytest.raises(TerminalError, match=rf"{uuid}:missed:1"):

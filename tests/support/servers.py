@@ -17,11 +17,9 @@ import atexit
 import contextlib
 import ctypes
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -38,6 +36,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pymysql
 
 from tests.support.packages import IMAGE, NotOurs, ServerUnavailable, find_mariadb, find_mysql, locked
+from tests.support.processes import free_port
 
 __all__ = ["DEFAULTS", "MySQLServer", "ServerUnavailable", "find_mysql"]
 
@@ -105,7 +104,7 @@ class MySQLServer:
         self.variables = {**self.defaults, **self._own_variables}
         self.args = list(args)
         self.host = "127.0.0.1"
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self.user = "root"
         self.password = secrets.token_hex(16)
         self._place: str | Path | None = None
@@ -396,15 +395,6 @@ class MySQLServer:
 
 def _options(variables: Mapping[str, str]) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in variables.items()]
-
-
-def _free_port() -> int:
-    """Return a loopback port nobody listens on, below those that the kernel hands to outgoing connections."""
-    while True:
-        port = random.randint(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _mysqld(root: Path, data: Path) -> list[str]:

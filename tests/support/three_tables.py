@@ -58,6 +58,4 @@ def suspending_copy(server: MySQLServer, folder: Path, **settings: Any) -> Cli:
 
 def run(server: MySQLServer, *statements: str) -> None:
     """Execute statements in one session."""
-    with contextlib.closing(server.connect(database="d")) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+    server.session("d", *statements)
