@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pymysql
 import pytest
 
 from tests.support.packages import NotOurs, docker_works, newest_suite_source
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer, ServerUnavailable
 
 
@@ -113,10 +113,7 @@ def test_server_does_not_outlive_a_killed_parent(server: MySQLServer) -> None:
     assert alive(int(pid))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 10
-    while alive(int(pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(int(pid))
+    wait_for("the end of the server", lambda: not alive(int(pid)), 10)
     subprocess.run(["rm", "-rf", folder], check=True)
 
 

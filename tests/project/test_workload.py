@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 from tests.support.workload import Counters, Writers, make_foreign, make_shop
 
@@ -160,10 +161,7 @@ def test_writers_die_with_their_parent(mysql_server: MySQLServer, database: str)
         except OSError:
             return False
 
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(alive, pids))
+    wait_for("the end of the writers", lambda: not any(map(alive, pids)), 10)
 
 
 def test_a_writer_that_fails_is_reported(mysql_server: MySQLServer) -> None:

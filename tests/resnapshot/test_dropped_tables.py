@@ -22,13 +22,14 @@ from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.resnapshot import test_membership
-from tests.resnapshot.test_membership import ALL, captures, change, events, wait_until
+from tests.resnapshot.test_membership import ALL, captures, change, events
 from tests.resnapshot.test_suspension import equal
 from tests.support import failpoints
 from tests.support.chance import killed_at
 from tests.support.cli import Cli, tree
 from tests.support.epochs import run_epoch_in_process
 from tests.support.harness import KILLED, Nursery
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables
 
@@ -308,11 +309,11 @@ def test_while_the_stream_runs(
         for n in range(2):
             run(server, "DROP TABLE keyed")
             change(server, ("plain",))
-            wait_until(lambda n=n: events(cli).count("table_emptied") == n + 1)  # type: ignore[misc]
+            wait_for("the copy to be emptied", lambda n=n: events(cli).count("table_emptied") == n + 1, 120)  # type: ignore[misc]
             assert held(cli, "keyed") == 0
             run(server, f"CREATE TABLE keyed (id INT PRIMARY KEY, v{n} INT)", "INSERT INTO keyed VALUES (1, 2)")
             change(server, ("quiet",))
-            wait_until(lambda: len(epoch.context.require_plan().active_tables) == 3)
+            wait_for("the table", lambda: len(epoch.context.require_plan().active_tables) == 3, 120)
     cli.catch_up()
     equal(server, cli, *TABLES)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from tests.resnapshot.test_suspension import equal
 from tests.support import failpoints
 from tests.support.chance import killed_at
 from tests.support.cli import Cli
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, streamed_copy, three_tables, three_tables_database
 
@@ -40,13 +39,6 @@ def copied(server: MySQLServer, folder: Path, *patterns: str, **settings: Any) -
 def captures(cli: Cli, *patterns: str, exclude: tuple[str, ...] = ()) -> None:
     cli.value["source"] |= {"tables": list(patterns), "exclude": list(exclude)}
     cli.write()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def events(cli: Cli) -> list[str]:
@@ -263,7 +255,7 @@ def test_created_while_the_stream_runs(
             run(server, f"CREATE TABLE {name} {kind}", f"INSERT INTO {name} VALUES (1, 'x'), (2, 'y')")
             run(server, "CREATE TABLE _keyed_gho LIKE keyed", "INSERT INTO _keyed_gho SELECT * FROM keyed")
             write(1000 + n, name)
-            wait_until(lambda n=n: len(epoch.context.require_plan().active_tables) == 4 + n)  # type: ignore[misc]
+            wait_for("the table", lambda n=n: len(epoch.context.require_plan().active_tables) == 4 + n, 120)  # type: ignore[misc]
             write(2000 + n, name)
             run(server, "DROP TABLE _keyed_gho")
     cli.catch_up()
@@ -330,10 +322,10 @@ def test_dropped_and_made_again_while_the_stream_runs(
     cli = copied(server, tmp_path, ALL)
     with cli.streaming() as epoch:
         run(server, "DROP TABLE keyed")
-        wait_until(lambda: bool(epoch.resnapshot_worker._missing))
+        wait_for("the worker to miss it", lambda: epoch.resnapshot_worker._missing, 120)
         run(server, "CREATE TABLE keyed (id INT PRIMARY KEY)", "INSERT INTO keyed VALUES (1)")
         change(server, ("plain", "quiet"))
-        wait_until(lambda: len(epoch.context.require_plan().active_tables) == 3)
+        wait_for("the table", lambda: len(epoch.context.require_plan().active_tables) == 3, 120)
     cli.catch_up()
     equal(server, cli, *TABLES)
 
@@ -351,7 +343,7 @@ def test_reloaded(server: MySQLServer, database: str, tmp_path: Path) -> None:
         said = cli.call("reload")
         assert said.out == "added: d.quiet; removed: d.keyed\n", said
         change(server)
-        wait_until(lambda: len(epoch.context.require_plan().active_tables) == 2)
+        wait_for("the table", lambda: len(epoch.context.require_plan().active_tables) == 2, 120)
     assert epoch.number == 2
     held = cli.rows("d", "keyed").to_pylist()
     cli.catch_up()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +19,7 @@ from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.epochs import run_epoch_in_process
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import run, three_tables
 
@@ -45,13 +45,6 @@ def events(cli: Cli, kind: str) -> list[EventRow]:
         return store.last_events("p", 100, (kind,))
 
 
-def until(seen: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not seen():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[], Exception | None]) -> None:
     """Let the reading of a table fail while the function says so."""
     real = resnapshot.stage_table
@@ -72,7 +65,7 @@ def test_what_goes_well_is_not_counted(cli: Cli, mysql_server: MySQLServer, monk
         for times in range(1, 6):
             left += [TransientError("the server is away")] * 2
             run(mysql_server, ALTER, f"UPDATE keyed SET v = '{times}' WHERE id = 3")
-            until(lambda times=times: len(events(cli, "table_rejoined")) == times)  # type: ignore[misc]
+            wait_for("the table to rejoin", lambda times=times: len(events(cli, "table_rejoined")) == times)  # type: ignore[misc]
     cli.catch_up()
     assert all(found.is_equal for found in verify_tables(cli.context)) and not events(cli, "reread_given_up")
 

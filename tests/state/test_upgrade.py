@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from airflow_provider_cdc.state import StateDatabase, database, migrate
 from airflow_provider_cdc.state.engine import make_engine
 from tests import ROOT
 from tests.state.conftest import server_url
+from tests.support.processes import wait_for
 
 RELEASED = sorted((ROOT / "tests" / "fixtures").glob("state-*/lake/_cdc/shop/bookkeeping.db"))
 
@@ -104,10 +104,10 @@ def older_driver(url: URL) -> Iterator[Callable[[], int]]:
 
 def test_a_migration_beside_a_stream_of_an_older_version(url: URL, tmp_path: Path) -> None:
     with older_driver(url) as written:
-        _until(lambda: written() > 20)
+        wait_for("the older driver", lambda: written() > 20, pause=0.01)
         with next_version(tmp_path), closing(StateDatabase.open(url, migrate=True)) as store:
             before = written()
-            _until(lambda: written() > before + 20)  # it goes on behind the migration
+            wait_for("the older driver", lambda: written() > before + 20, pause=0.01)  # it goes on behind the migration
             run = store.record_supervision("p", 1, "a task")
             assert run is not None and (run.state, run.settings) == ("running", None)
             assert store.last_batches("p", 1)[0].batch_id >= before
@@ -143,10 +143,3 @@ def test_a_triggerer_that_is_the_first_to_look(tmp_path: Path) -> None:
 def test_what_a_released_version_has_made_opens(released: Path, tmp_path: Path) -> None:
     with closing(StateDatabase.open(f"sqlite:///{shutil.copy(released, tmp_path)}", migrate=True)) as store:
         assert store.pipeline_names() == ["shop"] and store.last_batches("shop", 1)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

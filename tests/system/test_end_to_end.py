@@ -20,6 +20,7 @@ from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.snapshot.run import run_snapshot
 from tests.support.cli import Cli, session_processes, tree
 from tests.support.oracle import compare_database
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers, make_foreign
 
@@ -147,10 +148,7 @@ def ended(process: subprocess.Popen[str]) -> None:
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
     assert "Traceback" not in err and "error" not in err.lower() and out == ""
-    end = time.monotonic() + 10
-    while session_processes(process.pid):
-        assert time.monotonic() < end, "processes were left behind"
-        time.sleep(0.1)
+    wait_for("the end of processes that were left behind", lambda: not session_processes(process.pid), 10)
 
 
 @pytest.mark.long

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.resnapshot import worker as rereading
-from tests.resnapshot.test_membership import ALL, captures, copied, events, wait_until
+from tests.resnapshot.test_membership import ALL, captures, copied, events
 from tests.resnapshot.test_suspension import equal
 from tests.support.chance import Threads
 from tests.support.online_ddl import TOOLS
 from tests.support.packages import ServerUnavailable
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 from tests.support.three_tables import TABLES, run, three_tables
 
@@ -62,9 +63,8 @@ def test_altered_online(
         with cli.streaming(), Threads(server, 1, "d", [write] * 3, "autocommit = 1"):
             for change in CHANGES:
                 TOOLS[tool](server, "keyed", change)
-            wait_until(
-                lambda: "table_rejoined" in events(cli) and len(cli.context.require_plan().active_tables) == 3, 180
-            )
+            wait_for("the table to rejoin", lambda: "table_rejoined" in events(cli), 180)
+            wait_for("all tables", lambda: len(cli.context.require_plan().active_tables) == 3, 180)
     except ServerUnavailable as error:
         pytest.skip(str(error))
     cli.catch_up()
