@@ -78,6 +78,15 @@ def test_a_position_behind_the_end_of_its_file(resume: Resume) -> None:
         resume.check(resume.here.replace(file=behind.file, position=behind.position))
 
 
+def test_a_domain_of_a_file_that_may_be_another(mariadb_server: MySQLServer) -> None:
+    """Without the time at which the file began, nothing shows that the server removed the domain from its binlog."""
+    with contextlib.closing(Resume(mariadb_server.connect_args())) as resume:
+        other = resume.here.replace(gtid_set=",".join(filter(None, (resume.here.gtid_set, "4294967295-1-5"))))
+        resume.check(other)  # the same file: the domain was removed
+        with pytest.raises(OtherHistoryError, match=r"but was read as '.*4294967295-1-5'"):
+            resume.check(other.replace(file_start_time=0))
+
+
 def test_rows_of_an_open_xa_transaction_that_were_purged(resume: Resume) -> None:
     resume.check(resume.here.replace(open_xa=("X'61',X'',1", f"X'62',X'',1 {resume.here.at.file}:4")))
     with pytest.raises(PurgedError, match=r"X'62',X'',1 was prepared at binlog\.000000:4, which is no longer"):
