@@ -1,11 +1,11 @@
 """The command line ``airflow-cdc``, which runs every phase of a pipeline without Airflow.
 
 ``base`` has the group of commands, their common options, and the ``RunContext`` of a pipeline file. ``run`` has the
-commands that write (``snapshot``, ``stream``, ``run``, ``maintain``, ``resnapshot``, ``forget``), ``inspect`` those
-that only read (``check``, ``plan``, ``verify``, ``explain``, ``status``, ``metrics``), ``control`` those that send a
-request to a running stream. Each is thin: it calls one function of a phase and prints its result. Exit codes: 0 done, 1
-a decision or a fix is needed, 2 usage error or not ready, 3 a transient failure, worth a retry, 4 ``verify`` could not
-compare every table.
+commands that write (``snapshot``, ``stream``, ``run``, ``maintain``, ``resnapshot``, ``forget``), ``inspect`` has those
+that only read (``check``, ``plan``, ``verify``, ``explain``, ``status``, ``metrics``), and ``control`` those that send
+a request to a running stream. Each command is thin: it calls one function of a phase and prints its result. The exit
+code is 0 if the command is done, 1 if a decision or a fix is needed, 2 for a usage error or if something is not ready,
+3 for a transient failure that is worth a retry, and 4 if ``verify`` could not compare every table.
 """
 
 from __future__ import annotations

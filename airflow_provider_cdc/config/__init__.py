@@ -5,7 +5,7 @@
 here. ``connections`` resolves Airflow connections from the environment, and ``tls`` says what a server must prove
 first; ``store_access`` does the same for object stores. ``spark_conf`` checks masters and settings of Spark.
 ``sink_kinds`` names the class of each kind of sink, and the settings that it has. ``fingerprint`` tells a running
-stream which settings have changed. Used by every room above it; it imports nothing heavy, since Airflow parses DAG
+stream which settings have changed. Used by every room above it; it imports nothing heavy, because Airflow parses DAG
 files all the time.
 """
 

@@ -1,9 +1,9 @@
-"""Compiled code: the cache of compiled functions, buffers, and primitives on memory.
+"""Compiled code: a cache of compiled functions, buffers, and primitives that work on memory.
 
 ``compile.compiled`` is the decorator of all machine code: numba compiles a Python function once per machine, and the
-result is kept in the user's cache folder. ``buffers`` are arrays that machine code fills and that become Arrow
-columns without a copy. ``primitives`` copy bytes and compute dates; they check no bounds, so their callers do.
-``siphash`` hashes columns, for the key index and ``verify``. If no folder for the result is safe from other users,
-each process compiles again. Called by ``mysql.resultset``, ``mysql.binlog.kernels``, ``mysql.binlog.walk`` and
-``sinks``. It knows neither MySQL nor tables.
+result is kept in the user's cache folder. ``buffers`` are arrays that machine code fills and that become Arrow columns
+without a copy. ``primitives`` copy bytes and compute dates; they check no bounds, so their callers must. ``siphash``
+hashes columns, for the key index and ``verify``. If no cache folder is safe from other users, each process compiles the
+functions again. Called by ``mysql.resultset``, ``mysql.binlog.kernels``, ``mysql.binlog.walk`` and ``sinks``. It knows
+neither MySQL nor tables.
 """

@@ -1,7 +1,7 @@
 """Status, table state, lag, metrics and alerts.
 
-``status.read_status`` returns what ``airflow-cdc status --json`` prints, and ``status_text`` the same for a person: a
-new field of the status begins here. ``table_state`` computes the state of each table, and ``lag.measure_lag`` asks the
+``status.read_status`` returns what ``airflow-cdc status --json`` prints, and ``status_text`` turns it into text. A new
+field of the status begins here. ``table_state`` computes the state of each table, and ``lag.measure_lag`` asks the
 source how far the copy is behind. ``observer.Observer`` records both in the state database about once a minute while a
 stream or a snapshot runs, so that the page, ``metrics`` and ``alerts`` need neither source nor sink. ``prometheus``
 serves the metrics as text. ``reporters`` print progress. Called by ``stream`` and ``driver`` to record, and by ``cli``

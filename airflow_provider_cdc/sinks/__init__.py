@@ -1,10 +1,10 @@
 """Sinks: the protocol that each kind implements, and shared code.
 
-``protocol`` is everything that the phases know of a sink. ``PipelineSink`` opens tables, change staging and the
+``protocol`` is everything that the phases know about a sink. ``PipelineSink`` opens tables, change staging and the
 resume point. ``SinkTable.commit(decide, markers, fence)`` is the one way to change rows: ``decide`` sees the markers
 and returns ``Upsert``, ``MultisetChange``, ``Truncate``, ``PublishSlices`` or ``OverwriteRange``, or ``None`` if the
 work is already in the table. Rows, markers and fence are committed together. ``Feature`` names what a sink may lack.
-``registry.open_sink`` loads a kind by its name in ``config.sink_kinds``. ``scan_tasks`` and ``row_hashes`` read
-tables back for ``verify``. A new sink is a room ``sinks.<kind>``. Called by all phases, which never need to know which
-sink it is.
+``registry.open_sink`` loads a kind by its name in ``config.sink_kinds``. ``scan_tasks`` and ``row_hashes`` read tables
+back for ``verify``. A new kind of sink gets its own room ``sinks.<kind>``. Called by all phases, which never need to
+know which sink it is.
 """
