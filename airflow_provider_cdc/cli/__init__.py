@@ -4,7 +4,7 @@
 commands that write (``snapshot``, ``stream``, ``run``, ``maintain``, ``resnapshot``, ``forget``), ``inspect`` has those
 that only read (``check``, ``plan``, ``verify``, ``explain``, ``status``, ``metrics``), and ``control`` those that send
 a request to a running stream. Each command is thin: it calls one function of a phase and prints its result. The exit
-code is 0 if the command is done, 1 if a decision or a fix is needed, 2 for a usage error or if something is not ready,
+code is 0 if the command succeeds, 1 if a decision or a fix is needed, 2 for a usage error or if something is not ready,
 3 for a transient failure that is worth a retry, and 4 if ``verify`` could not compare every table.
 """
 

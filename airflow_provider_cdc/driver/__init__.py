@@ -5,5 +5,5 @@
 connections as one line of JSON on standard input, so that no secret is on a command line. ``main.main`` starts the
 Spark session, runs the phase (``run_stream_epoch``, ``run_maintenance``, ``run_verification``, a chunk group or a
 re-snapshot), and writes the outcome to a file. A new phase that needs Spark, or another way to deploy it, begins here.
-Called by ``airflow.operators``; ``cli`` runs the same phases in its own process.
+The room is called by ``airflow.operators``; ``cli`` runs the same phases in its own process.
 """

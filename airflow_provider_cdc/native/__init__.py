@@ -4,6 +4,6 @@
 result is kept in the user's cache folder. ``buffers`` are arrays that machine code fills and that become Arrow columns
 without a copy. ``primitives`` copy bytes and compute dates; they check no bounds, so their callers must. ``siphash``
 hashes columns, for the key index and ``verify``. If no cache folder is safe from other users, each process compiles the
-functions again. Called by ``mysql.resultset``, ``mysql.binlog.kernels``, ``mysql.binlog.walk`` and ``sinks``. It knows
-neither MySQL nor tables.
+functions again. The room is called by ``mysql.resultset``, ``mysql.binlog.kernels``, ``mysql.binlog.walk`` and
+``sinks``. It knows nothing about MySQL or tables.
 """

@@ -62,7 +62,7 @@ METRICS = {
         Metric("deletes", "Deletes that streams have applied", per_table=True, is_counter=True),
         Metric("verified_equal", "1 if source and copy were equal at the last comparison, else 0", per_table=True),
         Metric("not_comparable", "1 if the table could not be compared in the last attempt, else 0", per_table=True),
-        Metric("verified_age_seconds", "Seconds since source and copy were compared last", per_table=True),
+        Metric("verified_age_seconds", "Seconds since the last comparison of source and copy", per_table=True),
     )
 }
 

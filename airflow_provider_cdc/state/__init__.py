@@ -1,11 +1,11 @@
 """The state database: plans, progress and runs of pipelines. All of it can be rebuilt from the sink.
 
-``state_database.StateDatabase`` has all methods; they come from ``snapshots`` (groups and chunks), ``streams`` (epochs
-and batches), ``control_requests``, ``observations`` (lag samples, table states), ``alerts`` and ``asset_windows``.
-``models`` has the tables, and ``migrations`` their history. ``reader`` has the queries of the page. ``engine`` makes
-connections that never wait forever, and ``pruning`` removes old rows. The database numbers attempts and epochs, shows
-progress, and carries control requests. It never decides about rows. Called by ``runtime`` and all phases, by
-``observe``, by triggers and by ``ui``.
+``state_database.StateDatabase`` combines the methods of ``snapshots`` (groups and chunks), ``streams`` (epochs and
+batches), ``control_requests``, ``observations`` (lag samples, table states), ``alerts`` and ``asset_windows``.
+``models`` defines the tables, and ``migrations`` has their history. ``reader`` has the queries of the page. ``engine``
+makes connections that never wait forever, and ``pruning`` removes old rows. The database numbers attempts and epochs,
+shows progress, and carries control requests. It never decides about rows. The room is called by ``runtime`` and all
+phases, by ``observe``, by triggers and by ``ui``.
 """
 
 from airflow_provider_cdc.state.models import (

@@ -4,6 +4,6 @@
 (``access``). ``state_databases`` finds and queries the databases, ``declared_tasks`` finds the pipelines that DAGs
 declare, and ``views`` turns rows into JSON, which the scripts in ``static`` show. ``action_rules`` decides which
 actions are possible now, and ``action_routes`` carries them out: it clears a task instance (``task_instances``) or
-writes a control request. The page shows no row values, and reads neither the source nor the sink. Loaded by Airflow's
-API server.
+writes a control request. The page shows no row values, and reads neither the source nor the sink. The room is loaded by
+Airflow's API server.
 """

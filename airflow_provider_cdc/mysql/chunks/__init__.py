@@ -4,6 +4,6 @@
 reads one chunk: it takes the low watermark, runs the SELECT (``select_rows``), takes the high watermark, and replays
 the changes in between onto the rows. It returns rows that are exact as of the high watermark.
 ``window_reader.WindowReader`` reads the binlog forward for many chunks over one connection. ``keyless.read_keyless``
-reads a table without a usable key in a read view that was opened while nothing wrote to the table. Called by
-``chunk_groups.task`` in Spark's workers, by ``verify`` for the source's side, and by ``resnapshot``.
+reads a table without a usable key in a read view that was opened while nothing wrote to the table. The room is called
+by ``chunk_groups.task`` in Spark's workers, by ``verify`` for the source's side, and by ``resnapshot``.
 """

@@ -5,5 +5,5 @@ the markers of the newest version, has ``sinks.delta.merge`` prepare the files, 
 if another commit came first. ``change_staging`` and ``slice_staging`` let tasks write rows as files of the table before
 any version lists them. ``resume_point`` is the table ``_cdc_progress``. ``definition_changes`` follows DDL by changing
 only the log. ``compaction`` and ``maintenance`` merge small files and delete old ones. ``adoption`` and
-``table_metadata`` decide whether a table may be written to. Loaded by ``sinks.registry`` only.
+``table_metadata`` decide whether a table may be written to. The room is loaded by ``sinks.registry`` only.
 """

@@ -1,9 +1,9 @@
 """The Delta log: commits, checkpoints, features, retention and deletion vectors.
 
 ``delta_log.DeltaLog`` reads the newest version of a table's log (files, properties, ``txn`` markers) and writes the
-next version only if no other writer has; otherwise the caller decides again. ``checkpoint`` reads every form of
-checkpoint, and refuses what it does not understand. ``features`` says which features of the protocol a table may use,
-and what each setting needs. ``commit_actions`` adds what other writers' features require. ``deletion_vectors``
-encodes and decodes vectors, ``live_file`` is a data file of a version, and ``retention`` says how long old ones stay.
-Called by ``sinks.delta`` and ``sinks.delta.merge`` only.
+next version only if no other writer has written it; otherwise, the caller decides again. ``checkpoint`` reads every
+form of checkpoint, and refuses what it does not understand. ``features`` says which features of the protocol a table
+may use, and what each setting needs. ``commit_actions`` adds what other writers' features require. ``deletion_vectors``
+encodes and decodes vectors, ``live_file`` is a data file of a version, and ``retention`` says how long old files stay.
+The room is called by ``sinks.delta`` and ``sinks.delta.merge`` only.
 """
