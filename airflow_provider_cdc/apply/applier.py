@@ -406,6 +406,7 @@ class Applier:
         target = self.tables[index]
 
         def due(markers: Markers) -> Change | None:
+            # Saves time when a batch is applied again: the function would find nothing to change anyway.
             return decide(markers) if (markers.get(self._marker) or 0) < reached else None
 
         failpoint("table.before_commit")

@@ -244,9 +244,12 @@ def test_killed_between_the_tables_of_a_batch(world: World, nursery: Nursery) ->
 def test_an_older_epoch(world: World) -> None:
     world.take_snapshot()
     old = world.begin()
+    checkpoint = world.context.local_files.checkpoint_folder(old.number, 0)
+    checkpoint.mkdir(parents=True)
     world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)")
     staged = old.job.stage_range(old.section_start, world.end(old, old.section_start), "0")
     new = world.begin()
+    assert not checkpoint.exists(), "Spark must not continue where the old one stood"
     staged_again = new.job.stage_range(new.section_start, world.end(new, new.section_start), "0")
     assert staged["staged"] and not world.staged(staged)  # the new epoch has removed what the old one staged
     before = world.versions()
@@ -294,11 +297,12 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
     assert not world.differences()
 
 
-def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("begins_with", [[], ["TRUNCATE TABLE a"]], ids=["rows", "truncate"])
+def test_two_runs_with_one_epoch(world: World, begins_with: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """No fence tells them apart, as when the bookkeeping was lost between two starts: the markers do."""
     world.take_snapshot()
     epoch = world.begin()
-    world.write("INSERT INTO a VALUES (100, 1)")
+    world.write(*begins_with, "INSERT INTO a VALUES (100, 1)")
     middle = world.end(epoch, epoch.section_start)
     older = epoch.job.stage_range(epoch.section_start, middle, "0")
     world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")

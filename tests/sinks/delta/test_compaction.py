@@ -14,9 +14,9 @@ from airflow_provider_cdc.sinks.delta import compaction as module
 from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, choose_file_groups
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.merge import partitions
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
+from airflow_provider_cdc.sinks.files import parquet
 from airflow_provider_cdc.sinks.protocol import Truncate
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, add, create_table, files, folder_of, held, opened, rows, upsert
@@ -239,7 +239,7 @@ def test_a_task_that_was_given_up_goes_on(soon: None, tmp_path: Path, monkeypatc
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(partitions, "write_file", full)
+    monkeypatch.setattr(parquet.pq.ParquetWriter, "write_table", full)
     with pytest.raises(OSError, match="no space"):
         work.run()
     assert held(opened(tmp_path)) == expected

@@ -607,6 +607,18 @@ def test_a_table_that_is_adopted_keeps_it(tmp_path: Path, merge: str, wanted: bo
     }
 
 
+@MERGES
+def test_an_adopted_table_whose_protocol_lacks_its_feed(tmp_path: Path, merge: str) -> None:
+    """Somebody has set the property and left the protocol as it was."""
+    write_deltalake(str(tmp_path / "shop" / "t"), changes((row(1), 0, "r")).select([c.name for c in TABLE.columns]))
+    log = tmp_path / "shop" / "t" / "_delta_log"
+    created = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
+    (metadata,) = (action["metaData"] for action in created if "metaData" in action)
+    metadata["configuration"][FEED] = "true"
+    (log / f"{1:020}.json").write_text(json.dumps({"metaData": metadata}) + "\n")
+    assert may_have_it(Case(tmp_path, merge, on=None, adopt=True))
+
+
 @pytest.mark.spark
 @WANTED
 @MERGES

@@ -325,6 +325,15 @@ def test_files_whose_keys_lie_elsewhere_are_not_read(tmp_path: Path, monkeypatch
     assert read == ["snapshot/high.parquet", "snapshot/low.parquet"], "no file is read twice"
 
 
+def test_files_that_touch_an_overwritten_range_are_read(tmp_path: Path) -> None:
+    target = create_table(tmp_path)
+    add(target, "low", rows((1, "a", 1, "r"), (5, "b", 1, "r")))
+    add(target, "high", rows((10, "c", 1, "r"), (15, "d", 1, "r")))
+    owned = OverwriteRange([], None, lambda keys: pc.is_in(keys["id"], value_set=pa.array([5, 10])), (5, 10))
+    target.commit(lambda _: owned, {}, FENCE)
+    assert held(target) == {1: ("a", 1), 15: ("d", 1)}
+
+
 def test_copies_do_not_pile_up(tmp_path: Path) -> None:
     target = create_table(tmp_path, vectors=False)
     for n in range(20):
