@@ -1,4 +1,4 @@
-"""Exact chunks of a table: planning chunks, and correcting each SELECT with the changes between its two watermarks.
+"""Exact chunks of a table: planning chunks, and correcting the rows of each with the changes between its watermarks.
 
 ``planner.make_plan`` takes the captured schemas and returns the chunks of all tables, in groups. ``chunk.read_chunk``
 reads one chunk: it takes the low watermark, runs the SELECT (``select_rows``), takes the high watermark, and replays
