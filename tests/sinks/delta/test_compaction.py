@@ -6,6 +6,7 @@ import random
 from itertools import chain
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyroaring import BitMap
@@ -16,7 +17,6 @@ from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
-from airflow_provider_cdc.sinks.files import parquet
 from airflow_provider_cdc.sinks.protocol import Truncate
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, add, create_table, files, folder_of, held, opened, rows, upsert
@@ -239,7 +239,7 @@ def test_a_task_that_was_given_up_goes_on(soon: None, tmp_path: Path, monkeypatc
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(parquet.pq.ParquetWriter, "write_table", full)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     with pytest.raises(OSError, match="no space"):
         work.run()
     assert held(opened(tmp_path)) == expected
