@@ -98,7 +98,7 @@ def test_the_operators_spelled_out(site: Site, runs: dict[str, str]) -> None:
 def test_a_scheduled_catch_up(site: Site, runs: dict[str, str]) -> None:
     dag, client = "cdc_catch_up", site.client
     run = runs[dag]
-    client.pause(dag)
+    client.pause_between_runs(dag)
     assert client.xcom(dag, run, "addresses.stream")["state"] == "caught_up"
     assert all(t["equal"] for t in client.xcom(dag, run, "addresses.verify"))
 
@@ -135,7 +135,7 @@ def test_the_history_of_a_table(site: Site, runs: dict[str, str]) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_shards_of_one_template(site: Site, runs: dict[str, str], number: int) -> None:
     dag, client = f"cdc_shard_{number}", site.client
-    client.pause(dag)
+    client.pause_between_runs(dag)
     assert client.xcom(dag, runs[dag], f"shard_{number}.stream")["state"] == "caught_up"
     source, lake = Source("cdc_source", ("shop.customer_address",)), site.lake / "shards" / str(number)
     site.catch_up(Pipeline(name=f"shard_{number}", source=source, sink=Sink(str(lake))))
@@ -270,7 +270,7 @@ def test_a_suspended_table_waits_for_approval(site: Site, invoices: None) -> Non
     assert [task.state for task in client.task_instances(dag, asked, "decide.read_again")] == [None]
     client.request("PATCH", path, {"chosen_options": ["Approve"], "params_input": {}})
     client.wait_run(dag, asked)
-    client.pause(dag)
+    client.pause_between_runs(dag)
     found = client.xcom(dag, asked, "decide.read_again", map_index=0)
     assert found == {"table": "shop.invoices", "outcome": "rejoined"}
     site.stop("invoices")
@@ -283,7 +283,7 @@ def test_a_catch_up_that_is_late(site: Site) -> None:
     mail = site.wait("a mail", lambda: site.mailbox.mails)[0]
     assert (mail["To"], mail["Subject"]) == ("on-call@example.com", "The copy of shop.customer_address is late")
     site.client.wait_run("cdc_deadline", run)  # it goes on
-    site.client.pause("cdc_deadline")
+    site.client.pause_between_runs("cdc_deadline")
 
 
 def test_a_whole_database(site: Site) -> None:

@@ -149,6 +149,17 @@ class Client:
         """Let the scheduler start nothing more of a DAG."""
         self.request("PATCH", f"/dags/{dag_id}", {"is_paused": True})
 
+    def pause_between_runs(self, dag_id: str) -> None:
+        """Pause a scheduled DAG while none of its runs is at work: one that has begun on the hour ends first."""
+        while True:
+            self.pause(dag_id)
+            at_work = [run for run, state in self.runs(dag_id).items() if state not in ENDED]
+            if not at_work:
+                return
+            self.unpause(dag_id)
+            for run in at_work:
+                self.wait_run(dag_id, run)
+
     # -- runs
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, run_id: str | None = None) -> str:
