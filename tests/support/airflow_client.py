@@ -150,14 +150,17 @@ class Client:
         self.request("PATCH", f"/dags/{dag_id}", {"is_paused": True})
 
     def pause_between_runs(self, dag_id: str) -> None:
-        """Pause a scheduled DAG while none of its runs is at work: one that has begun on the hour ends first."""
+        """Pause a scheduled DAG when it has no active run. If its schedule has just started one, that run ends first.
+
+        :raise AssertionError: if that run does not succeed.
+        """
         while True:
             self.pause(dag_id)
-            at_work = [run for run, state in self.runs(dag_id).items() if state not in ENDED]
-            if not at_work:
+            active = [run for run, state in self.runs(dag_id).items() if state not in ENDED]
+            if not active:
                 return
-            self.unpause(dag_id)
-            for run in at_work:
+            self.unpause(dag_id)  # the tasks of a paused DAG would not be scheduled
+            for run in active:
                 self.wait_run(dag_id, run)
 
     # -- runs
