@@ -510,8 +510,7 @@ def test_a_purged_position(make: Make, tmp_path: Path) -> None:
         cli.snapshot()
         cli.catch_up()
         server.execute("INSERT INTO d.t VALUES (1)")
-        server.execute("FLUSH BINARY LOGS")
-        server.execute("PURGE BINARY LOGS TO %s", (server.execute("SHOW BINARY LOG STATUS")[0][0],))
+        server.purge()
         stopped(cli, "no longer on the server", "fresh sink.path")
 
 

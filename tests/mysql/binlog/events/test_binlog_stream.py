@@ -209,8 +209,7 @@ def test_places_that_do_not_exist(mysql_server: MySQLServer, file: str, position
 
 def test_purged_file(mysql_server: MySQLServer) -> None:
     file, _ = here(mysql_server)
-    mysql_server.execute("FLUSH BINARY LOGS")
-    mysql_server.execute(f"PURGE BINARY LOGS TO '{here(mysql_server)[0]}'")
+    mysql_server.purge()
     with pytest.raises(TerminalError, match="has removed this part of its binlog"):
         events_since(mysql_server, (file, 4))
 
