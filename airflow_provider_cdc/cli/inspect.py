@@ -106,18 +106,17 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
     """Compare source and sink. Exits with 1 if they differ, and with 4 if only some tables cannot be compared now."""
     from airflow_provider_cdc.config.selection import TableSelection
     from airflow_provider_cdc.driver.main import run_verification
-    from airflow_provider_cdc.verify.report import check_equal
+    from airflow_provider_cdc.verify.report import check_equal, describe_equal, repair_hint
 
     selection = TableSelection.from_options(**chosen, today=datetime.now(UTC).toordinal())
     with open_context(path, quiet=as_json) as context:
         verdicts = run_verification(context, show_values=show_values, selection=selection, repair=repair)
         if as_json:
             click.echo(json.dumps([v.to_json(show_values=show_values) for v in verdicts], indent=2))
-        check_equal(verdicts, repair="--repair", show_values="--show-values" * (not show_values), repaired=repair)
+        hint = repair_hint("--repair", repaired=repair)
+        check_equal(verdicts, hint=hint, show_values="" if show_values else "--show-values")
         if not as_json:
-            places = ", ".join(sorted({str(v.copy.position) for v in verdicts if v.copy is not None}))
-            message = f"all {len(verdicts)} tables are equal as of {places}"
-            click.echo(message if verdicts else "no tables to compare")
+            click.echo(describe_equal(verdicts))
 
 
 @cli.command()

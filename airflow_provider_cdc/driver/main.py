@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -298,10 +298,8 @@ def run_verification(
 
     :param repair: re-snapshot the rows that differ, and compare again.
     """
-    from airflow_provider_cdc.model.comparison import UNEQUAL
-    from airflow_provider_cdc.verify.repair import repair_tables
+    from airflow_provider_cdc.verify.repair import compare_and_repair
     from airflow_provider_cdc.verify.report import record_verdicts
-    from airflow_provider_cdc.verify.run import verify_tables
     from airflow_provider_cdc.verify.spark_job import spark_scan_runner
     from airflow_provider_cdc.verify.task import run_scans_in_threads
 
@@ -311,23 +309,17 @@ def run_verification(
             return spark_scan_runner(spark(), context.reporter.line)(work)
 
         runner = run_scans_in_threads if is_local_master(context.spark_config[0]) else run_on_spark
-
-        def compare(chosen: TableSelection) -> list[TableComparison]:
-            return verify_tables(context, show_values=show_values, selection=chosen, runner=runner)
-
-        verdicts = compare(selection)
-        if repair and any(verdict.verdict == UNEQUAL for verdict in verdicts):
-            verdicts = repair_tables(context, verdicts, lambda tables: compare(replace(selection, tables=tables)))
+        verdicts = compare_and_repair(context, selection, runner, show_values=show_values, repair=repair)
         record_verdicts(context, verdicts)
         return verdicts
 
 
 def _run_verify(context: RunContext, *, show_values: bool, repair: bool = False, **selection: Any) -> dict[str, Any]:
-    from airflow_provider_cdc.verify.report import check_equal
+    from airflow_provider_cdc.verify.report import check_equal, repair_hint
 
     chosen = TableSelection(**{**selection, "tables": tuple(selection["tables"])})
     verdicts = run_verification(context, show_values=show_values, selection=chosen, repair=repair)
-    check_equal(verdicts, repair="repair=True", show_values="show_values=True", repaired=repair)
+    check_equal(verdicts, hint=repair_hint("repair=True", repaired=repair), show_values="show_values=True")
     return {"tables": [v.to_json(show_values=show_values) for v in verdicts]}
 
 

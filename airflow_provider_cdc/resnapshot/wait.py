@@ -21,7 +21,8 @@ def publish_or_wait(group: ChunkGroup, staged: StagedRead, store: StateDatabase)
 
     :param group: the chunks that were read.
     :returns: whether the rows are published; if not, no stream is running, and the next one publishes them.
-    :raises TransientError: if the stream could not publish them, and another try may succeed.
+    :raises TransientError: if the stream could not publish them, and another try may succeed, or the work was
+        interrupted.
     :raises TerminalError: if an older re-snapshot of a whole table has overwritten them.
     """
     reporter, description = group.context.reporter, staged.describe(group.plan)
@@ -44,6 +45,7 @@ def _wait_for_outcome(group: ChunkGroup, store: StateDatabase, staged: StagedRea
     watch: EpochWatch | None = None
     was_paused, reporter = False, group.context.reporter
     while (outcome := _find_outcome(group, staged)) is None:
+        group.context.check_interrupted()
         run = store.newest_epoch(group.plan.pipeline)
         if run is None or run.state != "running" or has_died_here(run.host, run.machine, run.pid, run.pid_started):
             return None

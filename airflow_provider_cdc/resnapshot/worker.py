@@ -79,6 +79,11 @@ class ResnapshotWorker(BackgroundLoop):
         """Whether any table is being read or waits to be published."""
         return bool(self._pending or self._requests)
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether users have requested re-snapshots that have not ended yet."""
+        return bool(self._requests)
+
     def is_working_on(self, index: int) -> bool:
         """Return whether a table, or a part of it, is being read or waits to be published."""
         return index in self._pending or index in self._requests

@@ -11,7 +11,7 @@ import threading
 
 from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.state import ControlRequestRow, HeartbeatReply, StateDatabase
-from airflow_provider_cdc.state.control_requests import RESNAPSHOT
+from airflow_provider_cdc.state.control_requests import SUSPEND
 from airflow_provider_cdc.system.failpoints import failpoint
 
 
@@ -51,7 +51,7 @@ class RequestInbox:
         self._epoch_details.update(desired_state=desired_state, paused_by=self.paused_by)
         self._write_outcomes()
         for request in reply.requests:
-            if request.id in self._known_ids or (self.paused and request.kind == RESNAPSHOT):  # it reads
+            if request.id in self._known_ids or (self.paused and request.kind != SUSPEND):  # the others read
                 continue
             if request.state == "open" and not self._state_database.take_request(request.id):
                 continue  # it was withdrawn

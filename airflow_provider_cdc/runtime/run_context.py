@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -19,7 +20,7 @@ from airflow_provider_cdc.config.connections import (
 from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_access
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress
@@ -74,6 +75,7 @@ class RunContext:
     :param spark_config: Spark's master and settings.
     :param liveness: monitor of the stream's heartbeat.
     :param access: object-store settings from the sink's connection, if it has one.
+    :param interrupt: set when a comparison must end before it is complete.
     """
 
     pipeline: Pipeline
@@ -83,6 +85,7 @@ class RunContext:
     spark_config: tuple[str, Mapping[str, str]] = ("local[2]", {})
     liveness: LivenessMonitor = field(default_factory=LivenessMonitor, repr=False)
     access: StoreAccess | None = field(default=None, repr=False)
+    interrupt: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @classmethod
     def for_pipeline(
@@ -138,6 +141,14 @@ class RunContext:
                 f"{needed_by}: a sink of kind {self.pipeline.sink.kind} does not support {feature}",
                 "Use another sink.kind, or leave out what needs this",
             )
+
+    def check_interrupted(self) -> None:
+        """Check whether the work must end before it is complete.
+
+        :raises TransientError: if so.
+        """
+        if self.interrupt.is_set():
+            raise TransientError("the work was interrupted", "Run it again")
 
     def open_state_database(self, *, migrate: bool = True) -> StateDatabase:
         """Open the state database.

@@ -10,9 +10,10 @@ from airflow_provider_cdc.state.database import execute_update
 from airflow_provider_cdc.state.models import ControlRequestRow, EventRow, storable_text, utc_now
 from airflow_provider_cdc.state.streams import StreamRecords, lock_pipeline, select_newest_epoch
 
-#: Kinds of requests: suspend a table, or re-snapshot it (which also lets a suspended table rejoin).
-SUSPEND, RESNAPSHOT = "suspend", "reread"
-REQUEST_KINDS = (SUSPEND, RESNAPSHOT)
+#: Kinds of requests: suspend a table; re-snapshot it, which also lets a suspended table rejoin; compare a table or all
+#: tables with their copies; compare them and re-snapshot the rows that differ.
+SUSPEND, RESNAPSHOT, VERIFY, REPAIR = "suspend", "reread", "verify", "repair"
+REQUEST_KINDS = (SUSPEND, RESNAPSHOT, VERIFY, REPAIR)
 
 
 class ControlRequestRecords(StreamRecords):
@@ -27,16 +28,20 @@ class ControlRequestRecords(StreamRecords):
         An identical open request is not added twice. One that a stream has taken up does not count: the stream may
         have read the rows before the requester saw that they are wrong.
 
-        :param kind: ``suspend`` or ``reread``.
-        :param table: ``database.table``. The stream checks whether there is such a table.
+        :param kind: one of :data:`REQUEST_KINDS`.
+        :param table: ``database.table``. The stream checks whether there is such a table. Empty for all tables, if the
+            request is to verify or repair.
         :param by: name of the requester.
         :param condition: condition on the key: re-snapshot only the matching rows.
         :return: id of the request, which may be an existing one.
-        :raises ValueError: for another kind, or a condition with a kind that does not accept one.
+        :raises ValueError: for another kind, a condition with a kind that does not accept one, or no table with a kind
+            that needs one.
         :raises NotReadyError: if the pipeline is not registered.
         """
         if kind not in REQUEST_KINDS or (condition is not None and kind != RESNAPSHOT):
             raise ValueError(f"there is no request {kind!r}" + (" with a condition" if condition is not None else ""))
+        if not table and kind not in (VERIFY, REPAIR):
+            raise ValueError(f"a request to {kind} needs a table")
         row = ControlRequestRow(pipeline=pipeline, at=utc_now(), kind=kind, state="open", by=storable_text(by))
         row.table, row.condition = storable_text(table) or "", storable_text(condition)
         with self._write_session() as session:
@@ -71,8 +76,8 @@ class ControlRequestRecords(StreamRecords):
             if not execute_update(session, withdrawn):
                 return False
             row = session.get_one(ControlRequestRow, request_id)
-            detail = f"the request of {row.by} to {row.kind} {row.table} was withdrawn"
-            session.add(make_event_row(pipeline, "request_withdrawn", detail, table=row.table, by=by))
+            detail = f"the request of {row.by} to {row.kind} {row.table or 'all tables'} was withdrawn"
+            session.add(make_event_row(pipeline, "request_withdrawn", detail, table=row.table or None, by=by))
             return True
 
     def take_request(self, request_id: int) -> bool:

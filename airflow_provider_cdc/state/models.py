@@ -269,9 +269,10 @@ class EventRow(Base):
 class ControlRequestRow(Base):
     """A control request to the running stream, which checks for requests with each heartbeat.
 
-    ``kind`` is ``suspend`` or ``reread``; ``table`` is ``database.table``. ``condition`` restricts a re-snapshot to
-    rows with matching keys; ``None`` for the whole table. ``state`` is ``open``, ``taken`` (a stream is processing it),
-    ``done``, ``refused`` or ``withdrawn``. ``outcome`` is one line with the result and, if needed, the remedy.
+    ``kind`` is ``suspend``, ``reread``, ``verify`` or ``repair``; ``table`` is ``database.table``, or empty to verify
+    or repair all tables. ``condition`` restricts a re-snapshot to rows with matching keys; ``None`` for the whole
+    table. ``state`` is ``open``, ``taken`` (a stream is processing it), ``done``, ``refused`` or ``withdrawn``.
+    ``outcome`` is one line with the result and, if needed, the remedy.
     """
 
     __tablename__ = "requests"

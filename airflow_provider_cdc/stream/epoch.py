@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -47,8 +47,9 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, format_counts
 from airflow_provider_cdc.snapshot.run import record_superseded_groups
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
-from airflow_provider_cdc.state.control_requests import SUSPEND
+from airflow_provider_cdc.state.control_requests import REPAIR, SUSPEND, VERIFY
 from airflow_provider_cdc.stream.prefetch import PrefetchWorker
+from airflow_provider_cdc.verify.worker import VerifyWorker
 
 #: Seconds between two checks for the end of a pause.
 _PAUSE_POLL_SECONDS = 0.2
@@ -70,6 +71,7 @@ class Epoch:
     :param resnapshot_worker: re-snapshots suspended tables, and handles requests for re-snapshots.
     :param request_counts: requests to an object store since the epoch began.
     :param inbox: control requests from users.
+    :param verify_worker: handles requests to verify and to repair.
     :param is_idle: returns whether the source waits for changes.
     :param release_source: disconnects from the source before a pause.
     :param lease_seconds: seconds for which the epoch continues without a task that supervises it.
@@ -92,6 +94,8 @@ class Epoch:
     request_counts: RequestCounts
     inbox: RequestInbox
     stop: threading.Event = field(default_factory=threading.Event)
+    _: KW_ONLY
+    verify_worker: VerifyWorker
     batches: int = 0
     before_ddl: bool = False
     needs_new_section: bool = False
@@ -259,12 +263,17 @@ class Epoch:
     def _handle_request(self, request: ControlRequestRow) -> bool:
         """Carry out or start one request.
 
-        :returns: ``False`` if it must wait, because its table is being re-snapshotted.
+        :returns: ``False`` if it must wait, because its table is being re-snapshotted, or because a catch-up has not
+            reached its end yet: until then the copy lacks too much to be compared.
         """
+        if request.kind in (VERIFY, REPAIR) and not request.table:
+            return self._start_comparison(request)
         try:
             index = find_table_index(self.context, self.plan, request.table)
             if self.resnapshot_worker.is_working_on(index):
                 return False
+            if request.kind in (VERIFY, REPAIR):
+                return self._start_comparison(request)
             if request.kind != SUSPEND:
                 self.resnapshot_worker.enqueue_request(request, index)
                 return True
@@ -279,6 +288,13 @@ class Epoch:
         except NotReadyError as error:
             self.context.reporter.line(f"request by {request.by} refused: {error}")
             self.inbox.end_request(request.id, "refused", str(error))
+        return True
+
+    def _start_comparison(self, request: ControlRequestRow) -> bool:
+        is_behind = self.target is not None and self.applier.offset.at < self.target
+        if is_behind or (not request.table and self.resnapshot_worker.has_requests):
+            return False
+        self.verify_worker.enqueue_request(request)
         return True
 
     def publish_pending(self) -> None:
@@ -381,8 +397,9 @@ class Epoch:
 
     @property
     def _busy(self) -> bool:
-        """Whether a re-snapshot is running or a request is open."""
-        return self.resnapshot_worker.busy or bool(self._open_requests) or self.inbox.has_new_requests
+        """Whether a re-snapshot or a comparison is running, or a request is open."""
+        is_working = self.resnapshot_worker.busy or self.verify_worker.busy
+        return is_working or bool(self._open_requests) or self.inbox.has_new_requests
 
     def is_over(self) -> bool:
         """Return whether the epoch is to end: it was asked to stop, or it has caught up or no table is left.

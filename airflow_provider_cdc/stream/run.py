@@ -12,6 +12,7 @@ from airflow_provider_cdc.apply.task import StreamJob, merge_manifests
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
 from airflow_provider_cdc.chunk_groups.task import run_in_threads as run_slices
 from airflow_provider_cdc.config.fingerprint import settings_fingerprint
+from airflow_provider_cdc.config.spark_conf import is_local_master
 from airflow_provider_cdc.maintenance.table_maintenance import MaintenanceWorker
 from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
 from airflow_provider_cdc.model import server_id_slots as slots
@@ -44,6 +45,7 @@ from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.prefetch import PrefetchWorker
 from airflow_provider_cdc.stream.resume import move_to_resume_point
 from airflow_provider_cdc.system.processes import pid_scope_id
+from airflow_provider_cdc.verify.worker import VerifyWorker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,6 +175,7 @@ def _begin_epoch(
         requests,
         inbox,
         stop,
+        verify_worker=VerifyWorker(context, inbox),
     )
     resnapshot_worker.enqueue_suspended(plan)
     return epoch
@@ -187,9 +190,12 @@ def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     from airflow_provider_cdc.maintenance.spark_job import spark_compaction_runner
     from airflow_provider_cdc.spark.session import warn_while_waiting
     from airflow_provider_cdc.stream.spark_query import StreamQuery
+    from airflow_provider_cdc.verify.spark_job import spark_scan_runner
 
     epoch.maintenance.runner = spark_compaction_runner(spark)
     epoch.resnapshot_worker.runner = run_slices_on_spark(spark, epoch.context.reporter.line)
+    if not is_local_master(epoch.context.spark_config[0]):
+        epoch.verify_worker.runner = spark_scan_runner(spark, epoch.context.reporter.line)
     query = StreamQuery(
         spark,
         lambda manifests: epoch.apply_batch(merge_manifests(manifests)),
@@ -233,11 +239,13 @@ class _EpochLifecycle:
         self._epoch.maintenance.__enter__()
         self._epoch.prefetch_worker.__enter__()
         self._epoch.resnapshot_worker.__enter__()
+        self._epoch.verify_worker.__enter__()
         self._epoch.observer.__enter__()
         self._epoch.observer.wake()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         epoch = self._epoch
+        epoch.verify_worker.__exit__()
         epoch.resnapshot_worker.__exit__()
         epoch.prefetch_worker.__exit__()
         epoch.observer.__exit__()

@@ -169,33 +169,27 @@ def _preview_start(target: ActionTarget) -> ActionPreview:
 
 
 def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPreview:
-    tasks = target.tasks_of_kind(_VERIFY_OPERATOR, repair=repair)
-    arguments, command = (", repair=True", "verify --repair") if repair else ("", "verify")
-    if not target.shown.dags:
-        raise ActionImpossible(f"The pipeline has no DAG. Run {_cli_command(command, target)}")
+    """Use the pipeline's task for it, which has the user's settings. Without one, or for one table, ask the stream."""
+    kind, what = "repair" if repair else "verify", "source and copy are compared"
+    description = "Source and copy are compared, table by table" + (
+        "; rows that differ are re-snapshotted" if repair else ". Nothing is written"
+    )
+    if target.table:
+        _find_table_row(target)
+    tasks = [] if target.table else target.tasks_of_kind(_VERIFY_OPERATOR, repair=repair)
     if not tasks:
-        raise ActionImpossible(
-            f"None of its DAGs has a task for that: add CdcVerifyOperator(pipeline=...{arguments}), preferably in a "
-            f"separate DAG, or run {_cli_command(command, target)}"
-        )
+        return _preview_comparison_by_stream(target, kind, description)
     # A task downstream of a stream may wait forever.
     if busy := _newest_instance(
         lambda of, task: task_instances.find_active(of, task, include_waiting=not task.dag_has_stream), target, tasks
     ):
         raise ActionImpossible(f"{_instance_name(busy)} is {_state_text(busy)}: see its log in Airflow")
-    description = "Source and copy are compared, table by table" + (
-        "; rows that differ are re-snapshotted" if repair else ". Nothing is written"
-    )
-    kind, what = "repair" if repair else "verify", "source and copy are compared"
     instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
     if instance is not None:
         return _preview_clear(target, instance, description, kind, f"{what}: {_instance_name(instance)} was cleared")
     dag = next((task.dag_id for task in tasks if not task.dag_has_stream), None)
-    if dag is None:
-        raise ActionImpossible(
-            f"The task has never run, and DAG {tasks[0].dag_id} also has a stream, which a new run would start: "
-            f"put the comparison into a separate DAG, or run {_cli_command('verify', target)}"
-        )
+    if dag is None:  # a run would also start a stream
+        return _preview_comparison_by_stream(target, kind, description)
     obstacle, delay = task_instances.find_obstacle(target.session, dag)
     if obstacle:
         raise ActionImpossible(obstacle)
@@ -292,10 +286,9 @@ def _preview_request(
     target: ActionTarget, kind: str, description: str, condition: str | None = None, missing_input: str | None = None
 ) -> ActionPreview:
     table = str(target.table)
-    delay = None if target.stream_is_running else "No stream is running now: the next one will do it"
     wanted = "suspend it" if kind == "suspend" else "re-snapshot some of its keys" if condition else "re-snapshot it"
     return ActionPreview(
-        _join_sentences(description, delay),
+        _join_sentences(description, _request_delay(target)),
         lambda by: target.reader.add_request(target.name, kind, table, by, condition),
         target.stream_dags,
         event=("request", f"{table}: the stream was asked to {wanted}"),
@@ -304,12 +297,33 @@ def _preview_request(
     )
 
 
+def _preview_comparison_by_stream(target: ActionTarget, kind: str, description: str) -> ActionPreview:
+    table = target.table or ""
+    if table:
+        description = f"{table}: {description[0].lower()}{description[1:].replace(', table by table', '')}"
+    wanted = "compare source and copy" + (", and to re-snapshot rows that differ" if kind == "repair" else "")
+    return ActionPreview(
+        _join_sentences(f"{description}. The stream does it while it continues", _request_delay(target)),
+        lambda by: target.reader.add_request(target.name, kind, table, by),
+        target.stream_dags,
+        event=(kind, f"{table + ': ' if table else ''}the stream was asked to {wanted}"),
+        table=target.table,
+    )
+
+
+def _request_delay(target: ActionTarget) -> str | None:
+    if not target.stream_is_running:
+        return "No stream is running now: the next one will do it"
+    run = target.stream_run
+    return "The stream is paused: it does it when it is resumed" if run is not None and run.paused_by else None
+
+
 def _preview_withdraw(target: ActionTarget) -> ActionPreview:
     number = -1 if target.id is None else target.id
     request = target.reader.request(target.name, number)
     if request is None or request.state != "open":
         raise ActionImpossible("There is no such open request: the stream has picked it up, or it was withdrawn")
-    says = f"The request of {request.by} for {request.table} will not be carried out"
+    says = f"The request of {request.by} for {request.table or 'all tables'} will not be carried out"
     return ActionPreview(says, lambda by: target.reader.withdraw_request(target.name, number, by), target.stream_dags)
 
 

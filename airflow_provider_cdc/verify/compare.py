@@ -243,7 +243,9 @@ class TableComparer:
             def read_missing_changes(before_images: bool) -> Iterator[ChangeWindow]:
                 open_xa = progress.open_xa if low == progress.at else ()
                 with closing(source.open_window_reader(connection, slots.VERIFY, before_images=before_images)) as log:
-                    yield from log.read_parts(low, common_position, open_xa)
+                    for window in log.read_parts(low, common_position, open_xa):
+                        context.check_interrupted()
+                        yield window
 
             marks = [timeline.seq(at) for at in high]
             yield _BothSides(

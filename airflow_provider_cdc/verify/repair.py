@@ -15,6 +15,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
+from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.model.comparison import UNEQUAL, TableComparison
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.plan import Chunk
@@ -24,9 +25,34 @@ from airflow_provider_cdc.resnapshot.read import stage_ranges
 from airflow_provider_cdc.resnapshot.wait import publish_or_wait
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
+from airflow_provider_cdc.verify.run import verify_tables
+from airflow_provider_cdc.verify.task import ScanRunner
 
 #: Compares the tables that match patterns.
 CompareTables = Callable[[tuple[str, ...]], list[TableComparison]]
+
+
+def compare_and_repair(
+    context: RunContext,
+    selection: TableSelection,
+    runner: ScanRunner,
+    *,
+    show_values: bool = False,
+    repair: bool = False,
+) -> list[TableComparison]:
+    """Compare tables, and re-snapshot the rows that differ if that is requested.
+
+    :param selection: see :func:`~airflow_provider_cdc.verify.run.verify_tables`, as for ``runner`` and ``show_values``.
+    :raises CdcError: see :func:`~airflow_provider_cdc.verify.run.verify_tables`.
+    """
+
+    def compare(chosen: TableSelection) -> list[TableComparison]:
+        return verify_tables(context, show_values=show_values, selection=chosen, runner=runner)
+
+    verdicts = compare(selection)
+    if repair and any(verdict.verdict == UNEQUAL for verdict in verdicts):
+        verdicts = repair_tables(context, verdicts, lambda tables: compare(replace(selection, tables=tables)))
+    return verdicts
 
 
 def repair_tables(

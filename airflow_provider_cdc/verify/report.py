@@ -26,12 +26,12 @@ _RECORDED_KEYS = ("equal", "rows", "missing", "extra", "different", "kept", "at"
 _RECORDED_REFUSAL_KEYS = ("reason", "remedy", "copy")
 
 
-def check_equal(verdicts: Sequence[TableComparison], *, repair: str, show_values: str, repaired: bool = False) -> None:
+def check_equal(verdicts: Sequence[TableComparison], *, hint: str, show_values: str = "") -> None:
     """Raise an error unless all tables are equal to their copies.
 
-    :param repair: option with which the user requests a repair.
-    :param show_values: option with which the user requests the values that differ; empty if already given.
-    :param repaired: whether a repair was requested.
+    :param hint: what to do about differences.
+    :param show_values: option with which the user requests the values that differ; empty if already given, or if there
+        is none.
     :raises TerminalError: if a table differs.
     :raises NotComparableYetError: if no table differs, but some cannot be compared yet and a retry may succeed.
     :raises NotComparableError: if no table differs, but some cannot be compared and a retry does not help.
@@ -40,7 +40,6 @@ def check_equal(verdicts: Sequence[TableComparison], *, repair: str, show_values
     refusals = [(v.table, v.refusal) for v in verdicts if v.refusal is not None]
     reasons = "; ".join(f"{_abbreviate(tables)}: {reason}" for reason, tables in _group_by_reason(refusals).items())
     if unequal:
-        hint = "See above for what was not repaired" if repaired else f"{repair} re-snapshots the rows that differ"
         raise TerminalError(
             f"{len(unequal)} of {len(verdicts)} tables differ ({'; '.join(map(str, unequal))})"
             + (f", and {len(refusals)} cannot be compared now ({reasons})" if refusals else ""),
@@ -56,6 +55,21 @@ def check_equal(verdicts: Sequence[TableComparison], *, repair: str, show_values
         )
 
 
+def repair_hint(option: str, *, repaired: bool) -> str:
+    """Return what to do about differences.
+
+    :param option: option with which the user requests a repair.
+    :param repaired: whether a repair was requested.
+    """
+    return "See above for what was not repaired" if repaired else f"{option} re-snapshots the rows that differ"
+
+
+def describe_equal(verdicts: Sequence[TableComparison]) -> str:
+    """Return one line about tables that are all equal to their copies."""
+    places = ", ".join(sorted({str(v.copy.position) for v in verdicts if v.copy is not None}))
+    return f"all {len(verdicts)} tables are equal as of {places}" if verdicts else "no tables to compare"
+
+
 def _group_by_reason(refused: Iterable[tuple[str, ComparisonRefusal]]) -> dict[str, list[str]]:
     tables_by_reason: dict[str, list[str]] = {}
     for table, refusal in refused:
@@ -69,8 +83,12 @@ def _abbreviate(tables: Sequence[str]) -> str:
     return ", ".join(tables[:5]) + more
 
 
-def record_verdicts(context: RunContext, verdicts: Iterable[TableComparison]) -> None:
-    """Record the verdicts in the state database; report it if that fails."""
+def record_verdicts(context: RunContext, verdicts: Sequence[TableComparison], by: str | None = None) -> bool:
+    """Record the verdicts in the state database, with an event; report it if that fails.
+
+    :param by: name of the user who requested the comparison, if known.
+    :returns: whether they were recorded.
+    """
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -80,9 +98,26 @@ def record_verdicts(context: RunContext, verdicts: Iterable[TableComparison]) ->
         }
         with closing(context.open_state_database(migrate=False)) as store:
             store.record_verification(context.pipeline.name, values_by_table)
+            kind, detail = _event_of(verdicts)
+            if values_by_table:
+                store.add_event(context.pipeline.name, kind, detail, by=by)
+            return True
     except (CdcError, SQLAlchemyError) as error:
         message = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
         context.reporter.line(f"the result was not recorded in the state database: {message}")
+        return False
+
+
+def _event_of(verdicts: Sequence[TableComparison]) -> tuple[str, str]:
+    """Return the kind and the text of the event of a comparison."""
+    unequal = [v.table for v in verdicts if v.verdict == UNEQUAL]
+    refused = [v.table for v in verdicts if v.refusal is not None]
+    if unequal:
+        return "verify_differs", f"{len(unequal)} of {len(verdicts)} tables differ: {_abbreviate(unequal)}"
+    if refused:
+        text = f"{len(refused)} of {len(verdicts)} tables could not be compared: {_abbreviate(refused)}"
+        return "verify_incomplete", text
+    return "verified", describe_equal(verdicts)
 
 
 def _recorded_values(verdict: TableComparison) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def verify_tables(
     :returns: a verdict for each table; the reason why a table cannot be compared is a verdict as well.
     :raises NotReadyError: if the patterns of the selection name no table, there is no complete snapshot, or the sink
         cannot be read back.
-    :raises TransientError: if the source or the sink cannot be reached.
+    :raises TransientError: if the source or the sink cannot be reached, or the comparison was interrupted.
     """
     plan = context.require_plan()
     _check_ready(context, plan, selection)
@@ -129,6 +129,7 @@ class _Verification:
         for index, table in enumerate(plan.tables):
             if not self.selection.includes(*table.id):
                 continue
+            context.check_interrupted()
             if (suspension := plan.suspension_of(index)) is not None:
                 if index not in missing and context.pipeline.captures(*table.id):
                     yield self._suspended_verdict(index, suspension)

@@ -134,6 +134,7 @@ class _SharedScan:
     def _check_stopped(self) -> None:
         if self._stop.is_set():
             raise _StoppedError
+        self.source.context.check_interrupted()
 
     @contextmanager
     def _stop_others_on_error(self) -> Iterator[None]:

@@ -120,10 +120,14 @@ class SinkScan:
     row_hasher: RowHasher
     bucket_mask: bytes | None = None
 
-    def run(self) -> RowCollector:
-        """Read the share and return what was collected."""
+    def run(self, check: Callable[[], None] = lambda: None) -> RowCollector:
+        """Read the share and return what was collected.
+
+        :param check: called before each portion; an exception from it ends the scan.
+        """
         collector = RowCollector(self.row_hasher, self.bucket_mask)
         for portion in self.portions:
+            check()
             for rows in portion.read_rows(self.row_hasher.columns):
                 collector.add(rows)
         return collector
@@ -146,7 +150,10 @@ def split_evenly(portions: Iterable[ScanTask], count: int) -> list[tuple[ScanTas
     return [tuple(held) for _, held in bins if held]
 
 
-def run_scans_in_threads(scans: Sequence[SinkScan]) -> Sequence[RowCollector]:
-    """Run scans in threads of this process; reading and hashing is machine code that releases the GIL."""
+def run_scans_in_threads(scans: Sequence[SinkScan], check: Callable[[], None] = lambda: None) -> Sequence[RowCollector]:
+    """Run scans in threads of this process; reading and hashing is machine code that releases the GIL.
+
+    :param check: see :meth:`SinkScan.run`.
+    """
     with ThreadPoolExecutor(max(1, min(len(scans), os.cpu_count() or 1, _THREADS))) as pool:
-        return list(pool.map(with_current_counts(methodcaller("run")), scans))
+        return list(pool.map(with_current_counts(methodcaller("run", check)), scans))

@@ -128,6 +128,21 @@ def test_comparisons(site: Site, browser: Browser, epoch: int) -> None:
         press(page, "Repair", "A run of DAG mended is started")
         assert len(client.runs("mended")) == 1
         assert said(site, "repair") == ["root"]
+    # Of one table, the stream is asked.
+    says = site.act(NAME, "verify", dry_run=True, table="shop.orders").json()["says"]
+    assert says.startswith("shop.orders: source and copy are compared. Nothing is written. The stream does it"), says
+    assert "has no table no.such" in why_not(site, "verify", table="no.such")
+    assert site.act(NAME, "verify", table="shop.orders").json() == {"done": True}
+    [request] = site.store.last_requests(NAME)
+    assert (request.kind, request.table, request.by) == ("verify", "shop.orders", "root")
+    with opened(site, browser, of(site, NAME)) as (page, _):
+        press(
+            page,
+            "Withdraw",
+            "The request of root for shop.orders will not be carried out",
+            button="Withdraw: verify shop.orders",
+        )
+    assert site.store.request(NAME, request.id).state == "withdrawn"  # type: ignore[union-attr]
 
 
 def test_tables(site: Site, browser: Browser, epoch: int) -> None:
@@ -150,7 +165,7 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         dialog.get_by_label("A condition on id").fill("note = 'x'")
         confirm.click()
         expect(dialog.get_by_role("alert")).to_contain_text("note")
-        assert store.last_requests(NAME) == []
+        assert [request.kind for request in store.last_requests(NAME)] == ["verify"]
         wrong.clear()  # two answers 409
         dialog.get_by_label("A condition on id").fill("id >= 100 AND id < 200")
         accessible(page)
@@ -158,7 +173,7 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         wanted = page.get_by_role("region", name="Control requests")
         expect(wanted).to_contain_text("re-snapshot some keys of shop.orders")
         expect(wanted).to_contain_text("id >= 100 AND id < 200")
-        [request] = store.last_requests(NAME)
+        request = store.last_requests(NAME)[0]
         assert (request.kind, request.table, request.by) == ("reread", "shop.orders", "root")
         assert request.condition == "id >= 100 AND id < 200"
         assert store.take_request(request.id)
@@ -177,7 +192,7 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
             button="Withdraw: suspend shop.orders",
         )
         expect(wanted).to_contain_text("root has withdrawn it")
-        assert [request.state for request in store.last_requests(NAME)] == ["withdrawn", "refused"]
+        assert [request.state for request in store.last_requests(NAME)][:2] == ["withdrawn", "refused"]
 
         row = TableStatus("shop", "orders", "suspended", reason="lost", definitions=[{"columns": {}, "key": ["id"]}])
         store.write_table_states(NAME, [row])
@@ -217,10 +232,16 @@ def test_who_may_do_what(site: Site, browser: Browser, epoch: int) -> None:
 
 
 def test_without_a_dag(site: Site) -> None:
-    """Of a pipeline that the command line runs, the command is said; the stream can be asked all the same."""
+    """Of a pipeline that the command line runs, the command is said; the stream is asked for a comparison."""
     offers = site.get(f"/api/pipelines/{site.book}/by_hand").json()["offers"]
     told = {offer["act"]: offer["why_not"] for offer in offers}
     assert "airflow-cdc stream -f" in told["start"]
-    assert "airflow-cdc verify -f" in told["verify"]
-    assert "airflow-cdc verify --repair -f" in told["repair"]
+    assert told["verify"] is told["repair"] is None
+    for act in ("verify", "repair"):
+        says = site.act("by_hand", act, dry_run=True).json()["says"]
+        assert "The stream does it while it continues. No stream is running now: the next one will do it" in says
+        assert site.act("by_hand", act).json() == {"done": True}
+    requests = [(one.kind, one.table, one.by) for one in site.store.last_requests("by_hand")]
+    assert requests == [("repair", "", "root"), ("verify", "", "root")]
+    assert [event.kind for event in site.store.last_events("by_hand", 2)] == ["repair", "verify"]
     assert "airflow-cdc snapshot -f" in site.act("by_hand", "retry", dry_run=True, group=1).json()["why_not"]

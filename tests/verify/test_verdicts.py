@@ -116,7 +116,7 @@ def test_a_source_that_goes_away_meanwhile_is_asked_no_more(cli: Cli, monkeypatc
     found = verify_tables(context)
     assert [one.verdict for one in found] == ["equal", "not_comparable", "not_comparable"] and asked == ["a", "b"]
     with pytest.raises(NotComparableYetError) as caught:
-        check_equal(found, repair="", show_values="")
+        check_equal(found, hint="")
     assert caught.value.exit_code == NotComparableError.exit_code == 4
     with pytest.raises(CdcError, match="connecting") as failed:  # nothing can be said of any table
         verify_tables(context)

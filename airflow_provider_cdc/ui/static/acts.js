@@ -71,10 +71,10 @@ export const offer = (name, label, about = {}, how = {}) =>
 export function requests(p, ago) {
   const words = { open: "waiting for the stream", taken: "in progress", done: "done", refused: "refused", withdrawn: "withdrawn" };
   return h("ul", { class: "events" }, p.requests.map((r) => h("li", { class: `ev ${r.state === "refused" ? "bad" : ""}`, "data-key": `request ${r.id}` },
-    h("b", null, `${r.kind === "suspend" ? "suspend" : r.part ? "re-snapshot some keys of" : "re-snapshot"} ${r.table}`), " ", h("small", null, `by ${r.by}, `, ago(r.at)),
+    h("b", null, `${r.kind !== "reread" ? r.kind : r.part ? "re-snapshot some keys of" : "re-snapshot"} ${r.table || "all tables"}`), " ", h("small", null, `by ${r.by}, `, ago(r.at)),
     r.condition && h("div", null, h("code", null, r.condition)),
     h("div", null, words[r.state] ?? r.state, r.finished_at && [" ", ago(r.finished_at)], r.outcome && `: ${r.outcome}`),
-    r.state === "open" && p.may_act && h("div", null, offer("withdraw", "Withdraw", { id: r.id }, { "aria-label": `Withdraw: ${r.kind} ${r.table}` })))));
+    r.state === "open" && p.may_act && h("div", null, offer("withdraw", "Withdraw", { id: r.id }, { "aria-label": `Withdraw: ${r.kind} ${r.table || "all tables"}` })))));
 }
 
 const quoted = (text) => (/^[\w.-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);

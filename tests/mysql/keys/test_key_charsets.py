@@ -82,7 +82,7 @@ def stops(code: str, otherwise: str, stage: Callable[..., Any], *args: Any) -> N
 
 def compare(context: RunContext) -> None:
     """Compare source and copy, as a command does: a table that cannot be compared fails it in the end."""
-    check_equal(verify_tables(context), repair="--repair", show_values="")
+    check_equal(verify_tables(context), hint="--repair")
 
 
 def read(server: MySQLServer, table: TableSchema) -> list[pa.ChunkedArray]:
