@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,14 +13,41 @@ from airflow_provider_cdc import __version__
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_cdc.config import Pipeline
+    from airflow_provider_cdc.config.connections import ResolvedConnection
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import StateDatabase
 
-FILE_OPTION = click.option(
-    "-f", "--file", "path", required=True, type=click.Path(exists=True, dir_okay=False), help="Pipeline file (YAML)."
-)
+_Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
+
+
+def _keep_pipeline_name(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    context.meta[_NAME_KEY] = name
+
+
+def file_option(command: _Command) -> _Command:
+    """Add ``--file`` and ``--pipeline`` to a command, which gets the path of the file."""
+    file = click.option(
+        "-f",
+        "--file",
+        "path",
+        required=True,
+        type=click.Path(exists=True, dir_okay=False),
+        help="Pipeline file (YAML), or DAG file (Python).",
+    )
+    name = click.option(
+        "--pipeline",
+        metavar="NAME",
+        expose_value=False,
+        callback=_keep_pipeline_name,
+        help="Name of the pipeline, if a DAG file has several.",
+    )
+    return file(name(command))
+
+
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 TABLE_OPTION = click.option("--table", required=True, help="The table, as database.table.")
+_NAME_KEY = "airflow_provider_cdc.pipeline"
 #: Passwords that must not appear in any output.
 known_secrets: list[str] = []
 
@@ -33,21 +60,20 @@ def cli() -> None:
 
 @contextmanager
 def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
-    """Yield the run context of a pipeline file.
+    """Yield the run context of a pipeline file or a DAG file.
 
     :param path: path of the file.
     :param quiet: whether to show no progress.
     """
-    from airflow_provider_cdc.config import Pipeline
-    from airflow_provider_cdc.config.connections import remove_airflow_variables, resolve_connection
+    from airflow_provider_cdc.config.connections import remove_airflow_variables
     from airflow_provider_cdc.observe.reporters import make_reporter
     from airflow_provider_cdc.runtime.run_context import RunContext
 
-    pipeline = Pipeline.load(path)
+    pipeline, resolve_connection = _load_pipeline(path, click.get_current_context().meta.get(_NAME_KEY))
     for conn_id in (pipeline.source.conn_id, pipeline.sink.conn_id, pipeline.state.conn_id):
         if conn_id:
             known_secrets.extend(resolve_connection(conn_id).secrets)
-    context = RunContext.for_pipeline(pipeline)
+    context = RunContext.for_pipeline(pipeline, find_connection=resolve_connection)
     remove_airflow_variables()  # before any process is started: even the preflight runs Java
     if quiet:
         yield context
@@ -55,6 +81,26 @@ def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
     with make_reporter() as shown_reporter:
         context.reporter = shown_reporter
         yield context
+
+
+def _load_pipeline(path: str, name: str | None) -> tuple[Pipeline, Callable[[str], ResolvedConnection]]:
+    """Return the pipeline of a file, and what finds its connections.
+
+    :param name: name of the pipeline, if a DAG file has several.
+    :raises NotReadyError: if the file has no such pipeline.
+    """
+    from airflow_provider_cdc.config import Pipeline
+    from airflow_provider_cdc.config.connections import resolve_connection
+    from airflow_provider_cdc.model.errors import NotReadyError
+
+    if path.endswith(".py"):
+        from airflow_provider_cdc.airflow.dag_file import find_connection, load_dag_file
+
+        return load_dag_file(path, name), find_connection
+    pipeline = Pipeline.load(path)
+    if name not in (None, pipeline.name):
+        raise NotReadyError(f"{path} has no pipeline {name}, but {pipeline.name}", "Leave out --pipeline")
+    return pipeline, resolve_connection
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE_OPTION, TABLE_OPTION, cli, open_context
+from airflow_provider_cdc.cli.base import TABLE_OPTION, cli, file_option, open_context
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext
@@ -34,7 +34,7 @@ def _epoch_text(context: RunContext, store: StateDatabase) -> str:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @BY_OPTION
 def stop(path: str, by: str | None) -> None:
     """Ask the running stream to stop at a transaction boundary."""
@@ -44,7 +44,7 @@ def stop(path: str, by: str | None) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @BY_OPTION
 def pause(path: str, by: str | None) -> None:
     """Pause the running stream."""
@@ -54,7 +54,7 @@ def pause(path: str, by: str | None) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @click.option("--table", help="Suspended table to resume, as database.table (default: the paused stream).")
 @BY_OPTION
 def resume(path: str, table: str | None, by: str | None) -> None:
@@ -72,7 +72,7 @@ def resume(path: str, table: str | None, by: str | None) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @TABLE_OPTION
 @BY_OPTION
 def suspend(path: str, table: str, by: str | None) -> None:
@@ -84,7 +84,7 @@ def suspend(path: str, table: str, by: str | None) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 def reload(path: str) -> None:
     """Apply the table list in the file to the running stream."""
     from airflow_provider_cdc.resnapshot.membership import reload_tables

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, TABLE_OPTION, cli, open_context
+from airflow_provider_cdc.cli.base import JSON_OPTION, TABLE_OPTION, cli, file_option, open_context
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, NotReadyError, TerminalError, TransientError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @JSON_OPTION
 def check(path: str, as_json: bool) -> None:
     """Check the server, grants, tables, sink and runtime. Writes nothing."""
@@ -39,7 +39,7 @@ def check(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @JSON_OPTION
 def plan(path: str, as_json: bool) -> None:
     """Show the chunk plan and its estimated cost. Writes nothing."""
@@ -85,7 +85,7 @@ def plan(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @JSON_OPTION
 @click.option(
     "--show-values", is_flag=True, help="Show the keys of differing rows, or whole rows for tables without a key."
@@ -120,7 +120,7 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @JSON_OPTION
 @TABLE_OPTION
 @click.option(
@@ -146,7 +146,7 @@ def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @JSON_OPTION
 def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
@@ -161,7 +161,7 @@ def status(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @click.option("--all", "every", is_flag=True, help="Include all pipelines in the same state database.")
 @click.option("--output", type=click.Path(dir_okay=False), help="Write to a file, atomically, instead of stdout.")
 @click.option("--listen", metavar="HOST:PORT", help="Serve GET /metrics there until interrupted.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import FILE_OPTION, JSON_OPTION, TABLE_OPTION, cli, open_context, open_for_run
+from airflow_provider_cdc.cli.base import JSON_OPTION, TABLE_OPTION, cli, file_option, open_context, open_for_run
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError, UnexpectedError
 from airflow_provider_cdc.model.supervision import RestartHistory
 
@@ -27,7 +27,7 @@ CATCH_UP_OPTION = click.option("--catch-up", is_flag=True, help="End at the sour
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 def snapshot(path: str) -> None:
     """Start or resume the snapshot."""
     with open_for_run(path) as (context, store, spark):
@@ -35,7 +35,7 @@ def snapshot(path: str) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @CATCH_UP_OPTION
 def stream(path: str, catch_up: bool) -> None:
     """Follow the binlog from where the last run ended."""
@@ -44,7 +44,7 @@ def stream(path: str, catch_up: bool) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @CATCH_UP_OPTION
 def run(path: str, catch_up: bool) -> None:
     """Run all phases in order: preflight, plan, snapshot, stream."""
@@ -54,7 +54,7 @@ def run(path: str, catch_up: bool) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @JSON_OPTION
 @click.option("--purge", is_flag=True, help="Rewrite every file that has deleted rows, and merge all small files.")
 def maintain(path: str, as_json: bool, purge: bool) -> None:
@@ -68,7 +68,7 @@ def maintain(path: str, as_json: bool, purge: bool) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @TABLE_OPTION
 @click.option("--where-key", metavar="CONDITION", help='Only rows whose key matches, e.g. "id >= 100 AND id < 200".')
 def resnapshot(path: str, table: str, where_key: str | None) -> None:
@@ -81,7 +81,7 @@ def resnapshot(path: str, table: str, where_key: str | None) -> None:
 
 
 @cli.command()
-@FILE_OPTION
+@file_option
 @click.option("--tables", is_flag=True, help="Also delete the sink tables.")
 @click.option("--yes", is_flag=True, help="Actually delete. Without this flag, only list what would be deleted.")
 def forget(path: str, tables: bool, yes: bool) -> None:

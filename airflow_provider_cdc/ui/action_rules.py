@@ -370,7 +370,7 @@ def _state_text(instance: Any) -> str:
 
 
 def _cli_command(words: str, target: ActionTarget) -> str:
-    return f"airflow-cdc {words} -f with the file of {target.name}"
+    return f"airflow-cdc {words} -f FILE, with the DAG file or YAML file of {target.name},"
 
 
 def _join_sentences(*sentences: str | None) -> str:

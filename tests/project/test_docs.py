@@ -122,7 +122,7 @@ def command_rows() -> Iterator[str]:
         options = [
             f"`{option.opts[-1]}` {option.help}"
             for option in command.params
-            if isinstance(option, click.Option) and option.opts[0] != "-f"
+            if isinstance(option, click.Option) and option.opts[0] not in ("-f", "--pipeline")
         ]
         anchor = section.replace(",", "").replace(" ", "-")
         yield f"| [`{name}`](#{anchor}) | {command.help} | {'<br>'.join(options)} |"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.sdk import BaseHook
@@ -13,10 +15,13 @@ from airflow_provider_cdc.config.connections import resolve_connection as of_env
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 
 
-def resolve_connection(conn_id: str) -> ResolvedConnection:
+def resolve_connection(
+    conn_id: str, get_connection: Callable[[str], Any] = BaseHook.get_connection
+) -> ResolvedConnection:
     """Get a connection from Airflow. This blocks, so a trigger calls it in a thread.
 
     :param conn_id: id of the connection.
+    :param get_connection: gets it from Airflow.
     :raises NotReadyError: if Airflow has no connection with that id, or it is invalid.
     :raises TransientError: if Airflow could not be reached.
     """
@@ -24,7 +29,7 @@ def resolve_connection(conn_id: str) -> ResolvedConnection:
     if os.environ.get(name, "").strip():
         of_environment(conn_id)  # refuses a URI that Airflow would split in the wrong place
     try:
-        airflow_connection = BaseHook.get_connection(conn_id)
+        airflow_connection = get_connection(conn_id)
     except AirflowNotFoundException:
         raise NotReadyError(
             f"connection {conn_id} is not defined", f"Create it in Admin > Connections or set {name}"
