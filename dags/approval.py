@@ -19,7 +19,14 @@ INVOICES = Pipeline(
     sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
 )
 
-with DAG("cdc_invoices", schedule=None, max_active_runs=1):
+with DAG(
+    "cdc_invoices",
+    schedule=None,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
     cdc_pipeline(INVOICES)
 
 
@@ -37,5 +44,14 @@ def decide(table: str, why: str) -> None:
 
 
 # One run at a time: while a question is open, it is not asked again.
-with DAG("cdc_approval", schedule="*/10 * * * *", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=1):
+with DAG(
+    "cdc_approval",
+    schedule="*/10 * * * *",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
     decide.expand_kwargs(questions(CdcStatusOperator(task_id="status", pipeline=INVOICES).output))

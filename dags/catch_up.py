@@ -7,7 +7,16 @@ from airflow.sdk import DAG
 
 from airflow_provider_cdc import Pipeline, Sink, Source, Stream, cdc_pipeline
 
-with DAG("cdc_catch_up", schedule="@hourly", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=1):
+with DAG(
+    "cdc_catch_up",
+    schedule="@hourly",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
     cdc_pipeline(
         Pipeline(
             name="addresses",

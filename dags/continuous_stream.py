@@ -15,7 +15,14 @@ ledger = Pipeline(
     sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
 )
 
-with DAG("cdc_ledger_snapshot", schedule=None, max_active_runs=1):
+with DAG(
+    "cdc_ledger_snapshot",
+    schedule=None,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
     cdc_pipeline(ledger, stream=False, default_args=RETRIES)
 
 # Without a start date Airflow makes one run only.
@@ -25,6 +32,8 @@ with DAG(
     start_date=datetime(2026, 1, 1),
     catchup=False,
     max_active_runs=1,
-    default_args={"pipeline": ledger, **RETRIES},
+    default_args={"owner": "data-platform", "pipeline": ledger, **RETRIES},
+    tags=["cdc"],
+    doc_md=__doc__,
 ):
     CdcSnapshotSensor(task_id="snapshot_complete") >> CdcStreamOperator(task_id="stream")

@@ -33,6 +33,9 @@ with DAG(
             },
         ),
     ),
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
 ):
     cdc_pipeline(
         Pipeline(

@@ -14,7 +14,15 @@ shop = Pipeline(
 )
 orders = cdc_asset(shop, "shop.orders")
 
-with DAG("cdc_downstream", schedule=[orders], catchup=False, max_active_runs=1):
+with DAG(
+    "cdc_downstream",
+    schedule=[orders],
+    catchup=False,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
 
     @task
     def look(triggering_asset_events=None):

@@ -11,7 +11,15 @@ LAKE, KEY = os.environ.get("CDC_LAKE", "/data/lake"), "ca_address_id"
 # The copy that catch_up.py makes. The URI of its asset is its place.
 addresses = Asset(f"file://{LAKE}/shop/customer_address")
 
-with DAG("cdc_history", schedule=[addresses], catchup=False, max_active_runs=1):
+with DAG(
+    "cdc_history",
+    schedule=[addresses],
+    catchup=False,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
 
     @task
     def keep_history():

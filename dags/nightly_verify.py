@@ -21,6 +21,9 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     params={"share": "1/7"},  # trigger it with 1/1 for all tables
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
 ):
     CdcVerifyOperator(
         task_id="verify", pipeline=shop, sample="{{ params.share }}", repair=True, max_rows_per_second=200_000

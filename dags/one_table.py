@@ -7,7 +7,14 @@ from airflow.sdk import DAG
 
 from airflow_provider_cdc import Pipeline, Sink, Source, cdc_pipeline
 
-with DAG("cdc_one_table", schedule=None, max_active_runs=1):
+with DAG(
+    "cdc_one_table",
+    schedule=None,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
     cdc_pipeline(
         Pipeline(
             name="customers",

@@ -24,9 +24,9 @@ pipeline = {
     "sink": {"path": os.environ.get("CDC_LAKE", "/data/lake"), "compaction": False},
 }
 
-tasks = {"pipeline": pipeline, "retries": 3, "retry_delay": timedelta(minutes=1)}
+tasks = {"owner": "data-platform", "pipeline": pipeline, "retries": 3, "retry_delay": timedelta(minutes=1)}
 
-with DAG("cdc_operators", schedule=None, max_active_runs=1, default_args=tasks):
+with DAG("cdc_operators", schedule=None, max_active_runs=1, default_args=tasks, tags=["cdc"], doc_md=__doc__):
     preflight = CdcPreflightOperator(task_id="preflight")
     plan = CdcPlanChunksOperator(task_id="plan_chunks")
     snapshot = CdcSnapshotOperator.partial(

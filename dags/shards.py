@@ -17,6 +17,9 @@ for number, conn_id in enumerate(SHARDS):
         start_date=datetime(2026, 1, 1),
         catchup=False,
         max_active_runs=1,
+        default_args={"owner": "data-platform"},
+        tags=["cdc"],
+        doc_md=__doc__,
     ):
         cdc_pipeline(
             Pipeline(

@@ -18,5 +18,12 @@ pipeline = {
     "sink": {"path": os.environ.get("CDC_LAKE", "/data/lake") + "/taken_over"},
 }
 
-with DAG("cdc_takeover", schedule=None, max_active_runs=1):
+with DAG(
+    "cdc_takeover",
+    schedule=None,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
     cdc_pipeline(pipeline, default_args={"retries": 3, "retry_delay": timedelta(minutes=1)})

@@ -15,5 +15,12 @@ shop = Pipeline(
     sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake"), conn_id=os.environ.get("CDC_LAKE_CONN_ID") or None),
 )
 
-with DAG("cdc_whole_database", schedule=None, max_active_runs=1):
+with DAG(
+    "cdc_whole_database",
+    schedule=None,
+    max_active_runs=1,
+    default_args={"owner": "data-platform"},
+    tags=["cdc"],
+    doc_md=__doc__,
+):
     cdc_pipeline(shop, max_active_groups=2, default_args={"retries": 3, "retry_delay": timedelta(minutes=1)})

@@ -12,11 +12,6 @@ def _file(label: str, description: str) -> dict[str, Any]:
     return {"label": label, "description": description, "schema": {"type": ["string", "null"]}}
 
 
-def _flag(label: str, description: str) -> dict[str, Any]:
-    # No default: a field that is left empty must stay unset, because the right value depends on the other fields.
-    return {"label": label, "description": description, "schema": {"type": ["boolean", "null"]}}
-
-
 def _option(description: str, kind: str, default: str, example: str | None = None) -> dict[str, Any]:
     return {
         "description": description,
@@ -48,7 +43,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [f"airflow_provider_cdc.airflow.triggers.{m}" for m in ("cdc", "asset_windows")],
             }
         ],
-        "extra-links": ["airflow_provider_cdc.airflow.links.cdc.SparkUiLink"],
+        "extra-links": [f"airflow_provider_cdc.airflow.links.cdc.{name}" for name in ("CdcPageLink", "SparkUiLink")],
         "config": {
             "cdc": {
                 "description": "Settings of airflow-provider-cdc.",
@@ -101,15 +96,20 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-name": "MySQL / MariaDB (CDC source)",
                 "ui-field-behaviour": {
                     "hidden-fields": ["schema"],
-                    "relabeling": {"login": "User"},
+                    "relabeling": {"login": "User (needs REPLICATION SLAVE, REPLICATION CLIENT, SELECT)"},
                     "placeholders": {"host": "db.example", "port": "3306", "login": "cdc"},
                 },
                 "conn-fields": {
                     "ssl_mode": {
                         "label": "TLS",
-                        "description": "Empty: a server on another host must prove its identity with its certificate, "
-                        "including its name. REQUIRED and below do not check it",
-                        "schema": {"type": ["string", "null"], "enum": [None, *_MODES]},
+                        "description": "Automatic: a server on another host must prove its identity with its "
+                        "certificate, including its name. REQUIRED and below do not check it",
+                        # Without a default: a field that is left empty must stay unset.
+                        "schema": {
+                            "type": ["string", "null"],
+                            "enum": [None, *_MODES],
+                            "values_display": {"null": "Automatic", **{mode: mode for mode in _MODES}},
+                        },
                     },
                     "ssl_ca": _file(
                         "CA file", "Certificate authority of the server's certificate. Empty: the system's"
@@ -121,9 +121,6 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "If the key is encrypted",
                         "schema": {"type": ["string", "null"], "format": "password"},
                     },
-                    "ssl_verify_cert": _flag("Check the certificate", "For older connections; use TLS instead"),
-                    "ssl_verify_identity": _flag("Check the host name", "For older connections; use TLS instead"),
-                    "ssl_disabled": _flag("No encryption", "For older connections; use TLS instead"),
                     "unix_socket": _file("Socket file", "Instead of host and port"),
                 },
             }

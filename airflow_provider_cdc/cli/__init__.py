@@ -37,7 +37,9 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message().rstrip('.')}. See airflow-cdc --help".replace("\n", " "), err=True)
+        text = error.format_message().rstrip(".")
+        text += " See" if text.endswith("?") else ". See"
+        click.echo(f"error: {text} airflow-cdc --help".replace("\n", " "), err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         if os.environ.get("CDC_DEBUG"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import invalid_value
@@ -54,6 +55,15 @@ def is_loopback_master(master: str) -> bool:
         return True
     match = _STANDALONE.fullmatch(master)
     return match is not None and all(_LOOPBACK.fullmatch(a.rpartition(":")[0]) for a in match[1].split(","))
+
+
+def is_loopback_url(url: str) -> bool:
+    """Return whether only browsers on the same host can open an address.
+
+    :param url: the address of a Spark UI.
+    """
+    host = urlsplit(url).hostname or ""
+    return _LOOPBACK.fullmatch(f"[{host}]" if ":" in host else host) is not None
 
 
 def check_master(what: str, master: object) -> str:

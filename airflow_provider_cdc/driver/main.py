@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, remove_airflow_variables, scrub_secrets
 from airflow_provider_cdc.config.selection import TableSelection
-from airflow_provider_cdc.config.spark_conf import is_local_master
+from airflow_provider_cdc.config.spark_conf import is_local_master, is_loopback_url
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError
 from airflow_provider_cdc.observe.reporters import LineReporter
 from airflow_provider_cdc.runtime.run_context import RunContext
@@ -331,7 +331,8 @@ def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     context.require_plan()
     with closing(context.open_state_database()) as store:
         context.liveness.refuse_if_running(store, context.pipeline.name)
-        spark, ui = _start_spark(context)
+        spark, address = _start_spark(context)
+        ui = None if address is None or is_loopback_url(address) else address
         try:
             run_stream_epoch(
                 context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui, lease=request.lease

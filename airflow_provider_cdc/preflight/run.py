@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from airflow_provider_cdc.config.connections import connection_risk
@@ -73,10 +74,10 @@ def _check_sink(context: RunContext) -> Iterator[CheckResult]:
             yield from _check_disk_space("the state database", _nearest_existing(context.local_files.state_database))
         return
     path, existing = Path(folder), _nearest_existing(Path(folder))
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    if (reason := _why_not_writable(existing)) is not None:
         yield CheckResult(
             "error",
-            f"sink.path {path} cannot be written: {existing} is not a writable folder",
+            f"sink.path {path} cannot be written: {existing} {reason}",
             "Give the user that runs this write access to it, or choose another sink.path",
         )
         return
@@ -85,6 +86,29 @@ def _check_sink(context: RunContext) -> Iterator[CheckResult]:
     yield from _check_disk_space(f"sink {path}", existing)
     if odd_characters := url_escaped_characters(folder):
         yield CheckResult("warning", f"sink.path {path} has {odd_characters!r} in it", URL_READERS_REMEDY)
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    """Write a file into a folder, with a second name as for each commit, and remove it.
+
+    :returns: why that is not possible; ``None`` if it is.
+    """
+    if not folder.is_dir():
+        return "is not a folder"
+    try:
+        with NamedTemporaryFile(prefix=".airflow-cdc-check-", dir=folder) as probe:
+            probe.write(b"check")
+            probe.flush()
+            os.fsync(probe.fileno())
+            link = f"{probe.name}.link"
+            try:
+                os.link(probe.name, link)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(link)
+    except OSError as error:
+        return f"does not accept a file ({error.strerror})"
+    return None
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -35,6 +35,13 @@ class CdcPlugin(AirflowPlugin):
     ]
 
     @cached_property
+    def operator_extra_links(self) -> list[Any]:  # type: ignore[override]
+        """The link from each task to its pipeline. Its module is imported only here."""
+        from airflow_provider_cdc.airflow.links.cdc import CdcPageLink
+
+        return [CdcPageLink()]
+
+    @cached_property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The application. FastAPI is imported only here."""
         from airflow_provider_cdc.ui.app import make_app

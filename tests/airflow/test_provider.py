@@ -90,12 +90,13 @@ def test_everything_that_is_named_is_there() -> None:
 def test_the_form_has_the_extras_that_connections_know() -> None:
     from airflow_provider_cdc.config import connections, tls
 
-    known = set(connections._MYSQL_EXTRA) - {"ssl"}  # a mapping: it goes into the raw extra
+    # A mapping and the flags of older connections go into the raw extra.
+    known = set(connections._MYSQL_EXTRA) - {"ssl", *tls.FLAG_SETTINGS}
     assert set(CONNECTION["conn-fields"]) == known
-    assert {k for k, v in CONNECTION["conn-fields"].items() if "boolean" in v["schema"]["type"]} == set(
-        tls.FLAG_SETTINGS
-    )
-    assert set(CONNECTION["conn-fields"]["ssl_mode"]["schema"]["enum"]) == {None, *tls.SSL_MODES}
+    modes = CONNECTION["conn-fields"]["ssl_mode"]["schema"]
+    assert set(modes["enum"]) == {None, *tls.SSL_MODES}
+    # Each value has a label: without one, Airflow's form shows "null".
+    assert set(modes["values_display"]) == {"null", *tls.SSL_MODES}
     # A default would be saved with every connection: ssl_verify_cert=false would switch the check off beside ssl_ca.
     assert not any("default" in field["schema"] for field in CONNECTION["conn-fields"].values())
 
@@ -201,12 +202,43 @@ print(json.dumps([form.model_dump(), sensitive, dict(manager.hooks.items())["cdc
     assert form["hook_name"] == "MySQL / MariaDB (CDC source)"
     assert form["standard_fields"]["url_schema"]["hidden"]
     assert not form["standard_fields"]["host"]["hidden"]
-    assert form["standard_fields"]["login"]["title"] == "User"
+    assert form["standard_fields"]["login"]["title"] == "User (needs REPLICATION SLAVE, REPLICATION CLIENT, SELECT)"
+    assert form["extra_fields"]["ssl_mode"]["schema"]["values_display"]["null"] == "Automatic"
     assert form["standard_fields"]["port"]["placeholder"] == "3306"
     assert {k: v["schema"]["title"] for k, v in form["extra_fields"].items()} == {
         k: v["label"] for k, v in CONNECTION["conn-fields"].items()
     }
     assert "Exception" not in in_airflow.said  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- links
+
+LINKS = """
+import json
+from types import SimpleNamespace
+from airflow.models.taskinstancekey import TaskInstanceKey
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow_provider_cdc import CdcStatusOperator, CdcStopOperator, CdcResnapshotOperator, cdc_pipeline
+pipeline = {"name": "p", "source": {"conn_id": "c", "tables": ["d.t"]}, "sink": {"path": "/lake"}}
+with DAG("d", schedule=None, default_args={"pipeline": pipeline}) as dag:
+    cdc_pipeline(pipeline, verify=True)
+    CdcStatusOperator(task_id="status")
+    CdcStopOperator(task_id="stop")
+    CdcResnapshotOperator(task_id="again", table="d.t")
+stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+key = lambda task: SimpleNamespace(key=TaskInstanceKey("d", task, "r 1", 1, -1))
+print(json.dumps({t: task.get_extra_links(key(t), "CDC page") for t, task in stored.task_dict.items()}))
+"""
+
+
+@installed
+def test_each_task_links_to_its_pipeline(in_airflow: Callable[..., Any]) -> None:
+    """Sensors and mapped tasks too, as the API server has them, below the path at which people reach it."""
+    links = in_airflow(LINKS, AIRFLOW__API__BASE_URL="https://flow.example/air/")
+    assert len(links) == 9
+    for task, link in links.items():
+        assert link == f"/air/cdc/?dag_id=d&run_id=r+1&task_id={task}&map_index=-1"
 
 
 # ---------------------------------------------------------------- the connection test

@@ -283,6 +283,25 @@ def test_a_sink_below_a_file(make: Make, tmp_path: Path) -> None:
     refused(make(sink={"path": str(tmp_path / "file" / "lake")}), "cannot be written", "another sink.path")
 
 
+def test_a_sink_that_takes_no_file(make: Make) -> None:
+    """Its mode would allow it, at least for root; only a file that is written shows that it does not."""
+    words = "cannot be written: /proc does not accept a file", "Give the user that runs this write access"
+    refused(make(sink={"path": "/proc/lake"}), *words)
+
+
+def test_the_probe_of_a_sink_goes(make: Make) -> None:
+    cli = make()
+    cli.sink.mkdir()
+    assert not cli.call("check").found
+    assert tree(cli.sink) == {}
+
+
+def test_a_command_that_is_none(make: Make) -> None:
+    cli = make()
+    assert cli.call("verifi").problem.endswith("'verify'? See airflow-cdc --help")
+    assert cli.call("verifi").code == 2
+
+
 def test_a_sink_that_is_a_file(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(make(sink={"path": str(tmp_path / "file")}), "cannot be written")

@@ -180,7 +180,8 @@ def test_one_table(site: Site, runs: dict[str, str]) -> None:
     client.wait_state(dag, run, task, "deferred")
     with site.written("customer"):
         site.wait_batch("customers", 1)
-    assert client.extra_links(dag, run, task)["Spark UI"] == site.stream("customers").ui
+    # The Spark UI listens on a loopback address, which a browser on another host cannot open.
+    assert client.extra_links(dag, run, task)["Spark UI"] is None and site.stream("customers").ui is None
     site.stop("customers")
     client.wait_run(dag, run)
     one_table = Source("cdc_source", ("shop.customer",))

@@ -158,7 +158,10 @@ def test_no_other_file(site: Site, name: str) -> None:
 
 
 def test_tabs(site: Site) -> None:
-    """The plugin is known to Airflow, and a tab leads to the pipelines of its DAG."""
+    """The plugin is known to Airflow, and a tab leads to the pipelines of its DAG.
+
+    So does a link beside each task, of which none has run yet.
+    """
     plugins = site.airflow.client.get("/plugins", limit=100)["plugins"]
     views = next(plugin for plugin in plugins if plugin["name"] == "cdc")["external_views"]
     assert {view["destination"] for view in views} == {"nav", "dag", "dag_run", "task_instance"}
@@ -178,3 +181,17 @@ def test_tabs(site: Site) -> None:
     assert [(t["dags"], "state.conn_id" in t["remedy"]) for t in found["troubles"] if t["dags"]] == [
         (["beside_the_sink"], True)
     ]
+
+
+def test_links(site: Site) -> None:
+    """Each of our tasks, a sensor and a mapped one among them, has a link to its pipeline before it has run."""
+    client = site.airflow.client
+    run = client.trigger("elsewhere")
+    tasks = ("preflight", "plan_chunks", "snapshot", "snapshot_complete", "stream")
+    for task in tasks:
+        links = client.extra_links("elsewhere", run, f"elsewhere.{task}")
+        address = links["CDC page"] or ""
+        assert address.startswith("/cdc/?dag_id=elsewhere&run_id="), links
+        found = site.get(f"/api/where?{address.partition('?')[2]}").json()
+        assert (found["tasks"], [line["name"] for line in found["pipelines"]]) == (1, ["elsewhere"]), task
+        assert site.airflow.client.get("/plugins/importErrors")["import_errors"] == []

@@ -193,6 +193,9 @@ def test_the_end_of_a_stream_interrupts_a_real_one(
     server: MySQLServer, cli: Cli, books: StateDatabase, repairs: bool
 ) -> None:
     """It reads a row a second, or waits for a stream to publish what it has read."""
+    if not repairs:
+        run(server, *(f"INSERT INTO keyed SELECT id + {n}, v FROM keyed WHERE id <= 30" for n in range(100, 500, 100)))
+        cli.catch_up()
     damage(server, "UPDATE keyed SET v = 'lost' WHERE id = 3")
     if not repairs:
         cli.value["snapshot"]["max_rows_per_second"] = 1
