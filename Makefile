@@ -25,7 +25,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-store: setup ## Time a batch on local disk and in an S3-compatible store, 
 
 bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replication and Debezium (CDC_BENCH_ROWS=n)
 	@$(BIN)/python -m bench.binlog
+
+bench-groups: setup ## Time a snapshot whose tasks read one chunk group each, and several each (CDC_BENCH_ROWS=n, CDC_BENCH_GROUPS=n)
+	@$(BIN)/python -m bench.groups
 
 jvm: setup
 	@$(BIN)/python -m tests.support.jvm

@@ -28,10 +28,10 @@ tasks = {"owner": "data-platform", "pipeline": pipeline, "retries": 3, "retry_de
 
 with DAG("cdc_operators", schedule=None, max_active_runs=1, default_args=tasks, tags=["cdc"], doc_md=__doc__):
     preflight = CdcPreflightOperator(task_id="preflight")
-    plan = CdcPlanChunksOperator(task_id="plan_chunks")
+    plan = CdcPlanChunksOperator(task_id="plan_chunks", groups_per_task=2)
     snapshot = CdcSnapshotOperator.partial(
-        task_id="snapshot", pipeline=pipeline, map_index_template="{{ task.group['label'] }}"
-    ).expand(group=plan.output)
+        task_id="snapshot", pipeline=pipeline, map_index_template="{{ task.groups['label'] }}"
+    ).expand(groups=plan.output)
     complete = CdcSnapshotSensor(task_id="snapshot_complete")
     stream = CdcStreamOperator(task_id="stream", catch_up=True)
     maintain = CdcMaintainOperator(task_id="maintain")

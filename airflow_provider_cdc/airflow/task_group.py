@@ -20,13 +20,13 @@ from airflow_provider_cdc.airflow.operators.cdc import (
 from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
 from airflow_provider_cdc.airflow.sensors.cdc import CdcSnapshotSensor
 
-#: Names a mapped task in the grid after its chunk group.
-MAP_INDEX_TEMPLATE = "{{ task.group['label'] }}"
+#: Names a mapped task in the grid after its chunk groups.
+MAP_INDEX_TEMPLATE = "{{ task.groups['label'] }}"
 
 #: Arguments of the tasks, and the parameters of the group that set them.
 _GROUP_ARGUMENTS = {
     "max_active_tis_per_dag": "max_active_groups",
-    **{name: name for name in ("pipeline", "map_published", "catch_up", "on_suspended", "on_lag")},
+    **{name: name for name in ("pipeline", "groups_per_task", "map_published", "catch_up", "on_suspended", "on_lag")},
     **{name: name for name in ("on_purge_risk", "on_failed", "on_recovered")},
 }
 
@@ -39,6 +39,7 @@ def cdc_pipeline(
     catch_up: bool | None = None,
     verify: bool = False,
     deferrable: bool | None = None,
+    groups_per_task: int | None = None,
     max_active_groups: int | None = None,
     map_published: bool = False,
     assets: bool = True,
@@ -55,8 +56,8 @@ def cdc_pipeline(
     on_failed: AlertHook = None,
     on_recovered: AlertHook = None,
 ) -> TaskGroup:
-    """Return a task group for a whole pipeline: preflight, plan, snapshot (one mapped task per chunk group), sensor,
-    stream.
+    """Return a task group for a whole pipeline: preflight, plan, snapshot (mapped tasks, each with one or several chunk
+    groups), sensor, stream.
 
     The sensor depends on the plan and not on the mapped tasks. A failed group therefore does not fail the downstream
     tasks, and clearing it does not affect the stream.
@@ -69,6 +70,8 @@ def cdc_pipeline(
     :param deferrable: whether the sensor and the stream wait in the triggerer. Default: the sensor does, and the stream
         does wherever its driver survives it (see
         :class:`~airflow_provider_cdc.airflow.operators.stream.CdcStreamOperator`).
+    :param groups_per_task: number of chunk groups that one mapped task reads, one after the other. Default: as few as
+        give at most 64 tasks.
     :param max_active_groups: maximum number of chunk groups that are read at the same time. Default: no specific limit.
     :param map_published: map the chunk groups even in a run that begins when all of them are published.
     :param assets: whether the tasks emit events of the tables' assets (:func:`~airflow_provider_cdc.cdc_asset`).
@@ -96,18 +99,24 @@ def cdc_pipeline(
     with TaskGroup(group_id or _group_id(pipeline), default_args=dict(default_args or {})) as group:  # type: ignore[arg-type]
         preflight = CdcPreflightOperator(**args.for_task("preflight", task_id="preflight", pipeline=pipeline))
         plan = CdcPlanChunksOperator(
-            **args.for_task("plan", task_id="plan_chunks", pipeline=pipeline, map_published=map_published)
+            **args.for_task(
+                "plan",
+                task_id="plan_chunks",
+                pipeline=pipeline,
+                groups_per_task=groups_per_task,
+                map_published=map_published,
+            )
         )
         task_args = args.for_task(
             "snapshot",
             task_id="snapshot",
             pipeline=to_plain(pipeline),
             max_active_tis_per_dag=max_active_groups,
-            group=None,
+            groups=None,
         )
-        task_args.pop("group")  # the tasks are mapped over it
+        task_args.pop("groups")  # the tasks are mapped over it
         snapshots = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **task_args})
-        snapshot = snapshots.expand(group=plan.output)
+        snapshot = snapshots.expand(groups=plan.output)
         waiting = {"deferrable": deferrable, "assets": assets}
         task_args = args.for_task("sensor", task_id="snapshot_complete", pipeline=pipeline)
         complete = CdcSnapshotSensor(**{**waiting, **task_args})

@@ -30,7 +30,7 @@ _MAX_REVISIONS = 1_000_000
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """A request by a scheduler's task to read its group. The group is read once for each request.
+    """A request by a scheduler's task to read its groups. Each group is read once for each request.
 
     :param task: identity of the task, the same for all its tries.
     :param number: changes when the task is cleared, but not for its retries.
@@ -291,23 +291,25 @@ class ChunkGroup:
         layout = self.context.layout
         return AttemptSignals(self.context.storage, layout.signals_folder(self.plan.generation, self.number, attempt))
 
-    def is_finished_for(self, request: TaskRequest) -> bool | None:
-        """Return whether the group was finished for this request, rather than for an earlier one of the same task.
+    def finished_request(self, task: str) -> int | None:
+        """Return the number of the task's last request for which the group was finished; ``None`` if it never was.
 
-        :returns: ``None`` if it was never finished for the task.
+        :param task: identity of the task.
         """
-        record = read_json_if_intact(self.context.storage, self._request_file(request))
-        return None if record is None else record["request"] == request.number
+        record = read_json_if_intact(self.context.storage, self._request_file(task))
+        return None if record is None else int(record["request"])
 
     def record_finished(self, request: TaskRequest | None) -> None:
         """Record that the group is finished for a request: in the sink, because the state database may be lost."""
-        if request is not None and not self.is_finished_for(request):
+        if request is not None and self.finished_request(request.task) != request.number:
             write_json(
-                self.context.storage, self._request_file(request), {"task": request.task, "request": request.number}
+                self.context.storage,
+                self._request_file(request.task),
+                {"task": request.task, "request": request.number},
             )
 
-    def _request_file(self, request: TaskRequest) -> str:
-        return self.context.layout.task_request(self.plan.generation, self.number, request.task)
+    def _request_file(self, task: str) -> str:
+        return self.context.layout.task_request(self.plan.generation, self.number, task)
 
     def list_finished_slices(self, above_attempt: int = 0) -> list[tuple[int, str]]:
         """Return attempt and manifest name of each finished slice.

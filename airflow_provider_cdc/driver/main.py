@@ -57,22 +57,22 @@ RELEASE_LINE = "release\n"
 
 @dataclass(frozen=True)
 class DriverRequest:
-    """What a driver is to do: one of ``group``, ``maintain``, ``reread`` and ``verify``, or, by default, the stream.
+    """What a driver is to do: one of ``groups``, ``maintain``, ``reread`` and ``verify``, or, by default, the stream.
 
     :param pipeline: :meth:`Pipeline.to_dict`.
     :param connections: :meth:`ResolvedConnection.to_json` by connection id; they contain the secrets.
     :param result: file for the result: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
-    :param group: number of the chunk group to read.
+    :param groups: numbers of the chunk groups to read, one after the other.
     :param maintain: whether to compact and clean up the sink's tables.
     :param purge: with ``maintain``, whether to remove all deleted rows and merge all small files.
     :param reread: the table to re-snapshot, ``database.table``.
     :param where_key: with ``reread``, a condition that limits it to a range of keys.
     :param verify: compare source and sink: ``show_values``, ``repair``, and the keyword arguments of
         :class:`~airflow_provider_cdc.config.selection.TableSelection`.
-    :param holder: with ``group``, human-readable name of the process that reads it.
-    :param task: with ``group``, identity of the requesting task; see
+    :param holder: with ``groups``, human-readable name of the process that reads them.
+    :param task: with ``groups``, identity of the requesting task; see
         :class:`~airflow_provider_cdc.chunk_groups.chunk_group.TaskRequest`.
-    :param task_request: with ``group``, number of the task's request.
+    :param task_request: with ``groups``, number of the task's request.
     :param catch_up: whether the stream ends at the source's current position.
     :param log: file that a stream's driver writes to.
     :param log_bytes: size at which this file is rotated.
@@ -82,7 +82,7 @@ class DriverRequest:
     pipeline: dict[str, Any]
     connections: dict[str, dict[str, Any]] = field(repr=False)
     result: str = ""
-    group: int | None = None
+    groups: list[int] | None = None
     maintain: bool = False
     purge: bool = False
     reread: str | None = None
@@ -187,7 +187,7 @@ def _run_request(context: RunContext, request: DriverRequest) -> dict[str, Any]:
         return _run_resnapshot(context, request.reread, request.where_key)
     if request.verify is not None:
         return _run_verify(context, **request.verify)
-    return _run_stream(context, request) if request.group is None else _run_group(context, request)
+    return _run_stream(context, request) if request.groups is None else _run_groups(context, request)
 
 
 def _write_result(request: DriverRequest, value: dict[str, Any]) -> None:
@@ -226,32 +226,24 @@ def _rotate_log(log: Path, limit: int) -> None:
         rotate_log(log, limit)
 
 
-def _run_group(context: RunContext, request: DriverRequest) -> dict[str, Any]:
+def _run_groups(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
     from airflow_provider_cdc.observe.observer import snapshot_observer
-    from airflow_provider_cdc.snapshot.progress import table_totals
-    from airflow_provider_cdc.snapshot.run import run_group
+    from airflow_provider_cdc.snapshot.run_groups import run_groups
 
-    assert request.group is not None
+    assert request.groups is not None
     with _lazy_spark(context) as spark, closing(context.open_state_database()) as store:
-        plan = context.ensure_plan(store)
-        result = run_group(
+        results = run_groups(
             context,
             store,
-            plan,
-            request.group,
+            context.ensure_plan(store),
+            request.groups,
             _job_runner(context, spark),
             holder=request.holder,
             requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
             observe=snapshot_observer,
         )
-        plan = context.refresh_plan(plan)
-        for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
-            context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
-        if result.outcome == "adopted":
-            again = ". To re-snapshot it, clear this task after it has succeeded" if request.task else ""
-            context.reporter.line(f"attempt {result.attempt} of the group was already published{again}")
-        return result.to_json()
+        return {"groups": [result.to_json() for result in results]}
 
 
 def _run_resnapshot(context: RunContext, table: str, where_key: str | None) -> dict[str, Any]:

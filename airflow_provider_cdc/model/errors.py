@@ -180,6 +180,10 @@ class OtherHistoryError(TerminalError):
         super().__init__(message, remedy, **facts)
 
 
+class RetentionError(TerminalError):
+    """The binlog with which the stream has to begin is gone, or will be gone before the snapshot is complete."""
+
+
 class UnknownPrepareError(TerminalError):
     """An XA transaction was committed whose rows are missing from the binlog, so no later epoch can find them."""
 
@@ -208,6 +212,20 @@ class TableSuspendedError(TerminalError):
 
     #: Number of suspended tables.
     suspended: int | None = None
+
+
+class GroupsFailedError(TerminalError):
+    """Some chunk groups of a task failed; the others are published."""
+
+    #: Numbers of the groups that are not published.
+    groups: str | None = None
+
+
+class GroupsUnfinishedError(TransientError):
+    """Like :class:`GroupsFailedError`, but a retry may help at least one of the groups."""
+
+    #: Numbers of the groups that are not published.
+    groups: str | None = None
 
 
 class NotComparableError(TerminalError):

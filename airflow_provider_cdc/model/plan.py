@@ -34,7 +34,7 @@ from airflow_provider_cdc.model.start_mode import SNAPSHOT, StreamStart
 KeyValue = int | str
 Key = tuple[KeyValue, ...]
 
-#: By default, Airflow maps at most 1024 tasks; the plan stays below that.
+#: By default, Airflow maps at most 1024 tasks; the plan stays below that, even with one group per task.
 MAX_GROUPS = 1000
 #: Smallest group number outside the plan, for tables or key ranges that are re-snapshotted
 #: (:mod:`airflow_provider_cdc.model.staged_read`).
@@ -321,21 +321,6 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
         tables = sorted({chunk.table for chunk in chunks})
         more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
         return f"{chunks[0].group}: {self.tables[tables[0]].label}{more}"
-
-    def group_summaries(self, chunk_rows: int, *, include_superseded: bool = False) -> list[dict[str, Any]]:
-        """Return the groups for display and scheduling: ``group``, ``label``, ``tables``, ``chunks``, ``rows``
-        (estimated).
-
-        :param chunk_rows: expected rows per chunk.
-        :param include_superseded: whether to include groups that have nothing left to read.
-        """
-        summaries = []
-        groups = self.groups() | (self.superseded_groups() if include_superseded else {})
-        for number, chunks in sorted(groups.items()):
-            tables, label = [self.tables[i].label for i in sorted({c.table for c in chunks})], self.group_label(chunks)
-            rows = len(chunks) * chunk_rows
-            summaries.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})
-        return summaries
 
     def to_json(self) -> Any:
         """Return a plain JSON value, without costs and superseded chunks."""

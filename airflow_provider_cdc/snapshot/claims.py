@@ -190,6 +190,20 @@ def claim_group(
             return GroupClaim(group, store, attempt, row, published)
 
 
+def is_left_to_read(group: ChunkGroup, store: StateDatabase, requested_by: TaskRequest | None) -> bool:
+    """Return whether a group has to be read, or is being re-snapshotted, as far as is known without waiting.
+
+    :param requested_by: as in :func:`claim_group`.
+    :raises NotReadyError: if the state database has no such group.
+    :raises TransientError: if the state database cannot be read.
+    """
+    # The manifest is written before the first commit: without one there is no need to read the tables.
+    if not group.count_complete_attempts() or group.published_attempt() is None:
+        return True
+    row = store.group(group.plan.pipeline, group.plan.generation, group.number)
+    return row.state == "rereading" or _is_read_requested(group, row, requested_by)
+
+
 def find_active_reader(store: StateDatabase, plan: Plan) -> ChunkGroupRow | None:
     """Return a group that is being read now, if any; wait as long as it takes to be certain."""
     for number in [row.group_no for row in store.groups(plan.pipeline, plan.generation)]:
@@ -204,9 +218,11 @@ def find_active_reader(store: StateDatabase, plan: Plan) -> ChunkGroupRow | None
 
 def _is_read_requested(group: ChunkGroup, row: ChunkGroupRow, requested_by: TaskRequest | None) -> bool:
     """Return whether a group is to be re-snapshotted, or its re-snapshot completed, although it is published."""
-    finished = None if requested_by is None else group.is_finished_for(requested_by)
+    finished = None if requested_by is None else group.finished_request(requested_by.task)
+    if requested_by is None or finished is None:
+        return False
     # A try that died after writing its note, but before updating the state database, has left the group in this state.
-    return finished is False or (finished is True and row.state == "rereading")
+    return finished != requested_by.number or row.state == "rereading"
 
 
 def _is_being_read(row: ChunkGroupRow, pulse: HeartbeatMonitor) -> bool:

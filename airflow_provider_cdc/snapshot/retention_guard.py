@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, RetentionError, TerminalError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Position
 from airflow_provider_cdc.model.plan import CHUNKS_PER_FILE, Plan
 from airflow_provider_cdc.model.progress import ChunkProgress, format_duration
@@ -62,7 +62,7 @@ class PurgeWatch:
     def seconds_to_purge(self, context: RunContext) -> float | None:
         """Return the seconds until the position may be removed; ``None`` for never.
 
-        :raises TerminalError: if it is gone.
+        :raises RetentionError: if it is gone.
         """
         with closing(connect(context.connect_args)) as connection:
             return self.seconds_to_purge_on(context, connection)
@@ -72,7 +72,7 @@ class PurgeWatch:
         check_same_server(server_identity(connection), self._offset.server)
         files, clock = list_binlog_files(connection), server_time(connection)
         if self._position.file not in files:
-            raise TerminalError(
+            raise RetentionError(
                 f"binlog file {self._position.file}, with which the stream has to begin, is no longer on the server",
                 f"{_KEEP_BINLOGS_REMEDY}, then start with a fresh sink.path",
             )
@@ -197,13 +197,14 @@ class RetentionGuard(BackgroundLoop):
     def check(self) -> None:
         """Compare the time that the snapshot needs with the time that the binlog is kept.
 
-        :raises TerminalError: if the snapshot cannot finish in time, or the binlog is already gone.
+        :raises RetentionError: if the snapshot cannot finish in time, or the binlog is already gone.
+        :raises OtherServerError: if the connection reaches another server.
         """
         state = self._state
         try:
             seconds_left = state.watch.seconds_to_purge(self._context)
         except TerminalError as error:
-            raise TerminalError(f"{error.message}; so far: {self._progress()[0]}", error.remedy) from None
+            raise type(error)(f"{error.message}; so far: {self._progress()[0]}", error.remedy) from None
         except (TransientError, NotReadyError):
             return  # the readers will get the same error
         if seconds_left is None or time.monotonic() - state.estimated_at < CHECK_SECONDS / 2:
@@ -220,7 +221,7 @@ class RetentionGuard(BackgroundLoop):
             f"{state.watch.retention_text()}); so far: {progress}"
         )
         if urgency == "lost":
-            raise TerminalError(
+            raise RetentionError(
                 message, f"{_KEEP_BINLOGS_REMEDY}, or read faster (snapshot.parallelism, its limits), then run again"
             )
         if not state.warned:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_cdc.apply.follow_ddl import copies_with_old_definition
@@ -53,6 +52,7 @@ from airflow_provider_cdc.sinks.storage.request_counts import (
 )
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.snapshot.claims import GroupClaim, claim_group
+from airflow_provider_cdc.snapshot.group_result import GroupResult, make_group_result
 from airflow_provider_cdc.snapshot.replan_table import replan_table
 from airflow_provider_cdc.snapshot.retention_guard import RetentionGuard
 from airflow_provider_cdc.snapshot.snapshot_observer import NullObserver, SnapshotObserver
@@ -63,45 +63,6 @@ from airflow_provider_cdc.system.failpoints import failpoint
 FinishedSlices = dict[int, tuple[int, dict[str, Any]]]
 #: How often tables may be altered while one group is read.
 _REPLANS = 20
-
-
-@dataclass(frozen=True)
-class GroupResult:
-    """Outcome of reading a group.
-
-    :param group: number of the group.
-    :param outcome: ``published`` (read for the first time), ``adopted`` (already published), ``replaced``
-        (re-snapshotted and published), ``staged`` (re-snapshotted; the next stream publishes it), ``taken_over``
-        (nothing is left to read of its tables).
-    :param attempt: the attempt that is published (or staged).
-    :param tables: ``database.table`` of each table.
-    :param rows: rows that the attempt read.
-    :param chunks: chunks of the group.
-    :param corrected: keys that the backfill inserted, replaced or deleted.
-    :param seconds: time that the call took.
-    :param rows_per_second: ``None`` if nothing was read.
-    :param min_lw: lowest low watermark; ``None`` if nothing is left to read.
-    :param max_hw: highest high watermark; ``None`` if nothing is left to read.
-    :param traffic: requests to an object store and bytes, of this process and its tasks; ``None`` for a local sink.
-    """
-
-    group: int
-    outcome: str
-    attempt: int
-    tables: tuple[str, ...]
-    rows: int
-    chunks: int
-    corrected: int
-    seconds: float
-    rows_per_second: int | None
-    min_lw: Position | None
-    max_hw: Position | None
-    traffic: Mapping[str, int] | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value; positions are ``[file, position]``."""
-        marks = {name: at and at.to_json() for name, at in (("min_lw", self.min_lw), ("max_hw", self.max_hw))}
-        return {**self.__dict__, "tables": list(self.tables), "seconds": round(self.seconds, 3), **marks}
 
 
 def run_snapshot(
@@ -158,7 +119,7 @@ def run_group(
     requests = RequestCounts()
     for is_last in (*[False] * _REPLANS, True):
         if group not in plan.groups():
-            return _taken_over_result(context, store, plan, group)
+            return taken_over_result(context, store, plan, group)
         try:
             with count_requests_in(requests):
                 chunk_group = ChunkGroup(context, plan, group, open_tables)
@@ -181,7 +142,7 @@ def run_group(
     raise AssertionError("unreachable")
 
 
-def _taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, group: int) -> GroupResult:
+def taken_over_result(context: RunContext, store: StateDatabase, plan: Plan, group: int) -> GroupResult:
     """Return the result of a group with nothing left to read, because the stream has taken over all of its tables.
 
     :raises NotReadyError: if the group was never planned.
@@ -226,9 +187,8 @@ def _read_and_publish(
     with observe(group.context, store, plan) as observation:
         group_claim = claim_group(group, store, holder, requested_by)
         if group_claim is None:
-            _adopt_group(group, store, requested_by)
-            outcome, attempt = "adopted", max(group.published_by_table().values())
-            totals = group.read_totals(group.published_by_table())
+            attempt, totals = _adopt_group(group, store, requested_by)
+            outcome = "adopted"
         else:
             with group_claim:
                 if group_claim.published_attempt is None:
@@ -247,20 +207,15 @@ def _read_and_publish(
         store.record_group_request_counts(plan.pipeline, plan.generation, group.number, traffic)
         group.context.reporter.line(f"group {group.number} took {format_counts(traffic)}")
     seconds = time.monotonic() - began
-    return GroupResult(
-        group.number,
-        outcome,
-        attempt,
-        tuple(plan.tables[i].label for i in group.tables),
-        totals.rows,
-        len(group.chunks),
-        totals.corrected,
-        seconds,
-        None if outcome == "adopted" else round(totals.rows / max(seconds, 1e-3)),
-        totals.min_lw,
-        totals.max_hw,
-        traffic,
-    )
+    return make_group_result(group, outcome, attempt, totals, seconds, traffic)
+
+
+def adopt_group(group: ChunkGroup, store: StateDatabase, requested_by: TaskRequest | None) -> GroupResult:
+    """Adopt a published group without reading anything: record in the state database what the sink has of it.
+
+    :param requested_by: the task that is finished with the group.
+    """
+    return make_group_result(group, "adopted", *_adopt_group(group, store, requested_by), seconds=0.0)
 
 
 def adopt_published_groups(context: RunContext, store: StateDatabase, plan: Plan) -> bool:
@@ -433,11 +388,14 @@ def _prepare_tables(context: RunContext, plan: Plan, group_tables: Mapping[int, 
         target.raise_fence(fence)
 
 
-def _adopt_group(group: ChunkGroup, store: StateDatabase, requested_by: TaskRequest | None) -> None:
+def _adopt_group(group: ChunkGroup, store: StateDatabase, requested_by: TaskRequest | None) -> tuple[int, GroupTotals]:
+    """Adopt a published group; return the attempt that is published, and what it contains."""
     row = store.group(group.plan.pipeline, group.plan.generation, group.number)
     if row.state != "done":
         group.mirror_published(store, row.attempt)
     group.record_finished(requested_by)
+    published = group.published_by_table()
+    return max(published.values()), group.read_totals(published)
 
 
 def _finish_group(

@@ -6,13 +6,14 @@ state database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from airflow_provider_cdc.ddl.key_predicate import InvalidKeyPredicate, parse_key_predicate
-from airflow_provider_cdc.state.models import EpochRow, TableStateRow
+from airflow_provider_cdc.snapshot.task_groups import format_numbers
+from airflow_provider_cdc.state.models import PUBLISHED_STATES, EpochRow, TableStateRow
 from airflow_provider_cdc.state.reader import StateDatabaseReader
 from airflow_provider_cdc.ui import task_instances
 from airflow_provider_cdc.ui.declared_tasks import STREAM_OPERATOR, DeclaredTask
@@ -143,12 +144,26 @@ def _preview_retry(target: ActionTarget) -> ActionPreview:
     tasks = target.tasks_of_kind(SNAPSHOT_OPERATOR)
     if not tasks:
         raise ActionImpossible(f"No DAG reads it. Run {_cli_command('snapshot', target)} to read what is missing")
-    find_instance = partial(task_instances.find_group_instance, group=target.group)
-    instance = _newest_instance(find_instance, target, tasks)
-    if instance is None:
+    held = [one for task in tasks if (one := task_instances.find_group_instance(target.session, task, target.group))]
+    if not held:
         raise ActionImpossible(f"No run has a task for it: start a run of {_dag_names(tasks)} to read what is missing")
+    instance, numbers = max(held, key=lambda one: one[0].dag_run.id)
     what = f"group {target.group} is retried: {_instance_name(instance)} was cleared"
-    return _preview_clear(target, instance, f"It reads what is missing in group {target.group}", "group_retried", what)
+    published = {group.group_no for group in groups if group.state in PUBLISHED_STATES}
+    return _preview_clear(target, instance, _describe_retry(instance, numbers, published), "group_retried", what)
+
+
+def _describe_retry(instance: Any, numbers: Sequence[int], published: Collection[int]) -> str:
+    """Return what a task instance reads after it is cleared.
+
+    :param numbers: its chunk groups.
+    :param published: chunk groups that are published, of any task.
+    """
+    if instance.state == "success":
+        return f"It has succeeded, so it re-snapshots all of its groups ({format_numbers(numbers)})"
+    missing, done = ([n for n in numbers if (n in published) == is_done] for is_done in (False, True))
+    rest = f". Its other groups ({format_numbers(done)}) are published and are not read again" if done else ""
+    return f"It reads what is missing in group{'s' if len(missing) > 1 else ''} {format_numbers(missing)}{rest}"
 
 
 def _preview_start(target: ActionTarget) -> ActionPreview:

@@ -36,7 +36,8 @@ class DeclaredTask:
     :param task_id: id of the task.
     :param operator_name: name of the operator's class.
     :param repair: whether the task is a comparison that repairs.
-    :param groups: for a task that reads chunk groups, the groups, or the id of the task that returns them.
+    :param groups: for a task that reads chunk groups, the groups of each of its instances, or the id of the task that
+        returns them.
     :param pipeline: the pipeline as Airflow stores it, unparsed.
     :param pipeline_name: name of the pipeline, or empty if it is unknown.
     :param conn_id: ``state.conn_id``, or ``None``.
@@ -112,12 +113,13 @@ def _find_own_tasks(dag: str, data: Mapping[str, Any] | None) -> Iterator[Declar
 
 
 def _groups_of_task(task: Mapping[str, Any]) -> tuple[Any, ...] | str | None:
-    """Return the chunk groups of a task: those that it is mapped over, or its single group."""
+    """Return the chunk groups of each instance of a task: those that it is mapped over, or those of its only one."""
     mapped = _unwrap(task.get("expand_input", {})).get("value")
-    group = mapped.get("group") if isinstance(mapped, Mapping) else _unwrap(task.get("group"))
-    if isinstance(group, Mapping) and set(group) == {"task_id", "key"}:  # what another task returns
-        return str(group["task_id"])
-    return tuple(group) if isinstance(group, list) else None if group is None else (group,)
+    is_mapped = isinstance(mapped, Mapping) and "groups" in mapped
+    groups = mapped["groups"] if is_mapped else _unwrap(task.get("groups"))
+    if isinstance(groups, Mapping) and set(groups) == {"task_id", "key"}:  # what another task returns
+        return str(groups["task_id"])
+    return tuple(groups) if is_mapped else None if groups is None else (groups,)
 
 
 def _unwrap(value: Any) -> Any:

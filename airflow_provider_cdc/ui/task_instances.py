@@ -43,22 +43,25 @@ def find_active(session: Any, task: DeclaredTask, *, include_waiting: bool = Tru
     return _find_newest(session, task, is_wanted, DagRun.state.in_(("running", "queued")))
 
 
-def find_group_instance(session: Any, task: DeclaredTask, group: int) -> Any | None:
-    """Return the instance of a task that holds a chunk group, in the newest run that has it."""
+def find_group_instance(session: Any, task: DeclaredTask, group: int) -> tuple[Any, tuple[int, ...]] | None:
+    """Return the instance of a task that holds a chunk group, in the newest run that has it, with all of its groups."""
     for instances in _instances_by_run(session, task):
-        group_by_index = _group_of_instances(session, task, instances)
+        groups_by_index = _groups_of_instances(session, task, instances)
         for index, instance in instances.items():
-            if group_by_index.get(index) == group:
-                return instance
+            if group in groups_by_index.get(index, ()):
+                return instance, groups_by_index[index]
     return None
 
 
 def find_failed_groups(session: Any, task: DeclaredTask) -> dict[int, Any]:
-    """Return the chunk groups whose instance has failed in the newest mapped run, each with its instance."""
+    """Return the chunk groups whose instance has failed in the newest mapped run, each with its instance.
+
+    Some of them may be published: an instance fails if one of its groups does.
+    """
     for instances in _instances_by_run(session, task):
         failed = {i: one for i, one in instances.items() if one.state in ("failed", "upstream_failed")}
-        group_by_index = _group_of_instances(session, task, instances) if failed else {}
-        return {group_by_index[index]: instance for index, instance in failed.items() if index in group_by_index}
+        groups_by_index = _groups_of_instances(session, task, instances) if failed else {}
+        return {group: instance for i, instance in failed.items() for group in groups_by_index.get(i, ())}
     return {}
 
 
@@ -74,32 +77,33 @@ def _instances_by_run(session: Any, task: DeclaredTask) -> Iterator[dict[int, An
             yield instances_by_index
 
 
-def _group_of_instances(session: Any, task: DeclaredTask, instances: Mapping[int, Any]) -> dict[int, int]:
-    """Return the group that each instance of one run holds: the one that it ran with, or else was mapped over."""
+def _groups_of_instances(session: Any, task: DeclaredTask, instances: Mapping[int, Any]) -> dict[int, tuple[int, ...]]:
+    """Return the groups that each instance of one run holds: those that it ran with, or else was mapped over."""
     run = next(iter(instances.values())).run_id
-    groups: Any = task.groups
-    if isinstance(groups, str):
-        xcom_filter = XComModel.dag_id == task.dag_id, XComModel.task_id == groups, XComModel.run_id == run
+    mapped: Any = task.groups
+    if isinstance(mapped, str):
+        xcom_filter = XComModel.dag_id == task.dag_id, XComModel.task_id == mapped, XComModel.run_id == run
         row = session.scalars(select(XComModel).where(*xcom_filter, XComModel.key == "return_value").limit(1)).first()
-        groups = None if row is None else XComModel.deserialize_value(row)
-    group_by_index = {}
-    if isinstance(groups, list | tuple):
-        group_by_index = {index: _group_number(group) for index, group in enumerate(groups)}
-        if len(groups) == 1:
-            group_by_index[-1] = group_by_index[0]
+        mapped = None if row is None else XComModel.deserialize_value(row)
+    groups_by_index = {}
+    if isinstance(mapped, list | tuple):
+        groups_by_index = {index: _group_numbers(groups) for index, groups in enumerate(mapped)}
+        if len(mapped) == 1:
+            groups_by_index[-1] = groups_by_index[0]
     rendered_filter = Rendered.dag_id == task.dag_id, Rendered.task_id == task.task_id, Rendered.run_id == run
     for index, fields in session.execute(select(Rendered.map_index, Rendered.rendered_fields).where(*rendered_filter)):
-        number = _group_number(fields.get("group")) if isinstance(fields, Mapping) else None
-        group_by_index |= {} if number is None else {index: number}
-    return {index: number for index, number in group_by_index.items() if number is not None}
+        numbers = _group_numbers(fields.get("groups")) if isinstance(fields, Mapping) else ()
+        groups_by_index |= {index: numbers} if numbers else {}
+    return groups_by_index
 
 
-def _group_number(group: Any) -> int | None:
-    value: Any = group.get("group") if isinstance(group, Mapping) else group
+def _group_numbers(value: Any) -> tuple[int, ...]:
+    """Return the numbers of chunk groups as an operator accepts them; none if the value is something else."""
+    numbers: Any = value.get("groups") if isinstance(value, Mapping) else value
     try:
-        return int(value)
+        return tuple(int(number) for number in (numbers if isinstance(numbers, list | tuple) else [numbers]))
     except (TypeError, ValueError):
-        return None
+        return ()
 
 
 def _find_newest(session: Any, task: DeclaredTask, *conditions: Any) -> Any | None:

@@ -89,7 +89,7 @@ def test_what_is_said_of_each_task(
 
     done = told(CdcStreamOperator(**pipeline), {"epoch": 1, "changes": 7})
     assert done["cdc"]["result"] == {"epoch": 1, "changes": 7} and done["outputs"] == found["outputs"]
-    group = told(CdcSnapshotOperator(group=0, **pipeline))
+    group = told(CdcSnapshotOperator(groups=0, **pipeline))
     assert [one["name"] for one in group["inputs"]] == [f"{database}.one", f"{database}.two"]
     again = told(CdcResnapshotOperator(table=f"{database}.two", **pipeline))
     assert [one["name"] for one in again["inputs"]] == [f"{database}.two"]

@@ -335,9 +335,9 @@ checked = Pipeline(name="n", source=Source("c", (r"shop.log_{{2}}",)), sink=Sink
 with DAG("templates", schedule=None):
     CdcPreflightOperator(task_id="plain", pipeline=plain)
     CdcSnapshotSensor(task_id="checked", pipeline=checked)
-    CdcSnapshotOperator.partial(task_id="mapped", pipeline=checked).expand(group=[0])
-    CdcSnapshotOperator.partial(task_id="mapped_file", pipeline="shop.yaml").expand(group=[0])
-    CdcSnapshotOperator.partial(task_id="mapped_plain", pipeline=plain).expand(group=[0])
+    CdcSnapshotOperator.partial(task_id="mapped", pipeline=checked).expand(groups=[0])
+    CdcSnapshotOperator.partial(task_id="mapped_file", pipeline="shop.yaml").expand(groups=[0])
+    CdcSnapshotOperator.partial(task_id="mapped_plain", pipeline=plain).expand(groups=[0])
     CdcVerifyOperator(task_id="file", pipeline="shop.yaml")
     CdcStreamOperator(task_id="absolute", pipeline=os.environ["ELSEWHERE"])
     CdcSnapshotSensor(task_id="none", pipeline="none.yaml")

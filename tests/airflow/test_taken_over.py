@@ -43,8 +43,9 @@ def instance(index: int, clears: int = 0) -> dict[str, Any]:
 
 def read(cli: Cli, group: int, clears: int = 0) -> dict[str, Any]:
     context: Any = instance(group, clears)
-    outcome: dict[str, Any] = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), group=group).execute(context)
-    return outcome
+    result: dict[str, Any] = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), groups=group).execute(context)
+    (outcome,) = result["groups"]
+    return dict(outcome)
 
 
 def here(cli: Cli, group: int) -> str:
@@ -62,7 +63,7 @@ def planned(cli: Cli) -> list[dict[str, Any]]:
     """What the planner says in a run that has mapped tasks, when it is cleared with them."""
     with DAG("d", schedule=None):
         operator = CdcPlanChunksOperator(task_id="plan", pipeline=str(cli.file))
-        CdcSnapshotOperator.partial(task_id="t", pipeline=str(cli.file)).expand(group=operator.output)
+        CdcSnapshotOperator.partial(task_id="t", pipeline=str(cli.file)).expand(groups=operator.output)
     return operator.execute(instance(-1))  # type: ignore[arg-type]
 
 
@@ -89,8 +90,8 @@ def test_a_group_of_which_nothing_is_left_is_cleared(cli: Cli, mysql_server: MyS
     assert (found["outcome"], found["rows"], found["chunks"]) == ("taken_over", 0, 0)
     assert found["tables"] == [f"{database}.one"] and found["min_lw"] is None
     again = planned(cli)
-    assert [one["group"] for one in again] == [one["group"] for one in groups], "each mapped task keeps its group"
-    operator = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), group=0)
+    assert [one["groups"] for one in again] == [one["groups"] for one in groups], "each mapped task keeps its group"
+    operator = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), groups=0)
     assert operator.table_indexes(cli.context.require_plan()) == {0}, "what OpenLineage hears"
     assert read_status(cli.context)["snapshot"]["complete"]
     with cli.opened() as (context, store):
@@ -106,7 +107,7 @@ def test_a_group_of_which_nothing_is_left_is_cleared(cli: Cli, mysql_server: MyS
     for file in (cli.sink / "_cdc" / "p").glob("bookkeeping.db*"):
         file.unlink()
     assert here(cli, 2) == "taken_over"
-    assert [one["group"] for one in planned(cli)] == [0, 1, 2, 3, 4]
+    assert [one["groups"] for one in planned(cli)] == [[0], [1], [2], [3], [4]]
     assert all(one.is_equal for one in verify_tables(cli.context))
 
 

@@ -58,7 +58,7 @@ def test_arguments_of_single_tasks() -> None:
         ({"snapshot_args": {"pol": "x"}}, "CdcSnapshotOperator.partial.. got an unexpected keyword argument 'pol'"),
         ({"stream_args": {"pol": "x"}}, "Invalid arguments were passed to CdcStreamOperator"),
         ({"stream_args": {"task_id": "x"}}, "stream_args has task_id, which cdc_pipeline sets itself: omit it"),
-        ({"snapshot_args": {"group": 1}}, "snapshot_args has group, which cdc_pipeline sets itself"),
+        ({"snapshot_args": {"groups": 1}}, "snapshot_args has groups, which cdc_pipeline sets itself"),
         ({"snapshot_args": {"max_active_tis_per_dag": 1}}, "use its max_active_groups argument"),
         ({"stream_args": {"on_lag": print}}, "use its on_lag argument"),
         ({"verify_args": {"sample": "1/7"}}, "verify_args is set, but verify=False"),

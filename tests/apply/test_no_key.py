@@ -21,7 +21,8 @@ from airflow_provider_cdc.mysql.chunks import keyless as whole
 from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead
 from airflow_provider_cdc.mysql.client.throttle import Throttle
 from airflow_provider_cdc.mysql.positions.watermarks import Watermarks, make_watermarks
-from airflow_provider_cdc.snapshot.run import GroupResult, run_group
+from airflow_provider_cdc.snapshot.group_result import GroupResult
+from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import TableComparison, verify_tables
 from tests.support.cli import Cli, asked_by

@@ -66,9 +66,10 @@ def runs(site: Site) -> dict[str, str]:
 def test_the_operators_spelled_out(site: Site, runs: dict[str, str]) -> None:
     dag, client = "cdc_operators", site.client
     run = runs[dag]
-    groups = client.xcom(dag, run, "plan_chunks")
-    assert len(groups) > 1 and groups[0]["label"] == "0: shop.orders"
-    shown = [client.xcom(dag, run, "snapshot", map_index=i) for i in range(len(groups))]
+    planned = client.xcom(dag, run, "plan_chunks")
+    assert len(planned) > 1 and planned[0]["label"] == "0-1: shop.orders"
+    shown = [g for i in range(len(planned)) for g in client.xcom(dag, run, "snapshot", map_index=i)["groups"]]
+    assert [g["group"] for g in shown] == [number for task in planned for number in task["groups"]]
     assert {g["outcome"] for g in shown} == {"published"} and all(g["min_lw"][1] > 0 for g in shown)
     seed, stream = client.xcom(dag, run, "snapshot_complete")["min_lw"], client.xcom(dag, run, "stream")
     assert seed <= min(g["min_lw"] for g in shown)
@@ -78,7 +79,7 @@ def test_the_operators_spelled_out(site: Site, runs: dict[str, str]) -> None:
     assert [t["table"] for t in client.xcom(dag, run, "maintain")["tables"]] == ["shop.orders"]
     assert "shop.orders: " in client.log(dag, run, "maintain")
     mapped = client.task_instances(dag, run, "snapshot")
-    assert [t.rendered_map_index for t in mapped] == [g["label"] for g in groups]
+    assert [t.rendered_map_index for t in mapped] == [task["label"] for task in planned]
     log = client.log(dag, run, "snapshot", map_index=0)
     assert re.search(r"shop.orders: \d+/\d+ chunks", log), "progress is in the task's log"
     assert site.server.uri() not in log
@@ -87,7 +88,7 @@ def test_the_operators_spelled_out(site: Site, runs: dict[str, str]) -> None:
     # that has mapped tasks clearing the planner changes nothing.
     again = client.trigger(dag)
     client.wait_run(dag, again)
-    for one, listed in ((again, []), (run, groups)):
+    for one, listed in ((again, []), (run, planned)):
         client.clear(dag, one, "plan_chunks")
         client.wait_state(dag, one, "plan_chunks", min_try=2)
         assert client.xcom(dag, one, "plan_chunks") == listed

@@ -10,14 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source, State
+from airflow_provider_cdc.config.connections import _parse_uri, database_url
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.system.processes import kill_session
+from airflow_provider_cdc.ui.state_databases import database_key
 from tests.in_airflow.site import Site
 from tests.support.airflow_client import PATIENCE
+from tests.support.oracle import compare_database
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
 
@@ -69,7 +73,8 @@ def test_groups(site: Site) -> None:
         return [task.try_number for task in client.task_instances(dag, run, snapshot)]
 
     def outcome(run: str, index: int) -> str:
-        return str(client.xcom(dag, run, snapshot, map_index=index)["outcome"])
+        (group,) = client.xcom(dag, run, snapshot, map_index=index)["groups"]
+        return str(group["outcome"])
 
     def cleared(run: str, index: int) -> str:
         """Clear a task, and what its next try comes to."""
@@ -150,6 +155,77 @@ def test_groups(site: Site) -> None:
     site.equal("orders", lake=lake)
 
 
+def act_on_page(site: Site, name: str, act: str, **about: object) -> httpx.Response:
+    """Do something with a pipeline whose bookkeeping is the shared one, as the page does."""
+    headers = {"Authorization": f"Bearer {site.client.token}", "X-CDC-Page": "1", "Origin": site.airflow.url}
+    key = database_key(database_url(_parse_uri("cdc_state", site.books.uri())))
+    url = f"{site.airflow.url}/cdc/api/pipelines/{key}/{name}/acts/{act}"
+    return httpx.post(url, headers=headers, json=about, timeout=60)
+
+
+def test_several_groups_per_task(site: Site) -> None:
+    """A group fails, and the others of its task are published; a clear, or the page, then reads that group alone."""
+    dag = name = "several"
+    client, task = site.client, "several.snapshot"
+    lake = Path(f"{site.lake}-{name}")
+    site.server.execute(f"CREATE DATABASE {name}")
+    site.server.session(
+        name,
+        "CREATE TABLE t (id INT PRIMARY KEY, d DATE)",
+        f"INSERT INTO t VALUES {', '.join(f'({number}, NULL)' for number in range(50))}",
+        "SET sql_log_bin = 0, sql_mode = ''",  # in group 1 of the first task, and group 2 of the second one
+        "UPDATE t SET d = '2020-00-10' WHERE id IN (12, 25)",
+    )
+
+    def mend(key: int) -> None:
+        site.server.session(name, "SET sql_log_bin = 0", f"UPDATE t SET d = '2020-01-10' WHERE id = {key}")
+
+    def outcomes(run: str, index: int) -> list[str]:
+        return [str(group["outcome"]) for group in client.xcom(dag, run, task, map_index=index)["groups"]]
+
+    try:
+        run = client.trigger(dag)
+        for index, state in enumerate(("failed", "failed", "success")):
+            client.wait_state(dag, run, task, state, map_index=index)
+        labels = [one.rendered_map_index for one in client.task_instances(dag, run, task)]
+        assert labels == ["0-1: several.t", "2-3: several.t", "4: several.t"]
+        for index, group in enumerate((1, 2)):
+            told = first_error(client.log(dag, run, task, map_index=index))
+            assert f"1 of 2 chunk groups failed: group {group}: " in told and "Then clear this task" in told
+        states = {number: site.group(name, number).state for number in range(5)}
+        assert states == {0: "done", 1: "running", 2: "running", 3: "done", 4: "done"}
+
+        mend(12)
+        client.clear(dag, run, task, 0)
+        client.wait_state(dag, run, task, map_index=0, min_try=2)
+        assert outcomes(run, 0) == ["adopted", "published"] and site.group(name, 0).attempt == 1
+
+        site.wait("the page", lambda: act_on_page(site, name, "retry", dry_run=True, group=3).status_code == 200)
+        refused = act_on_page(site, name, "retry", dry_run=True, group=3)
+        assert "Group 3 is published" in refused.json()["why_not"]
+        says = act_on_page(site, name, "retry", dry_run=True, group=2).json()["says"]
+        assert f"Task {task}[1] of DAG {dag}, run {run}, is cleared, and no other task. " in says
+        assert says.endswith(
+            "It reads what is missing in group 2. Its other groups (3) are published and are not read again"
+        )
+        mend(25)
+        assert act_on_page(site, name, "retry", group=2).json() == {"done": True}
+        client.wait_state(dag, run, task, map_index=1, min_try=2)
+        assert outcomes(run, 1) == ["published", "adopted"] and site.group(name, 3).attempt == 1
+        client.wait_state(dag, run, "several.snapshot_complete")
+
+        # After it has succeeded, a clear means its groups, and those of no other task.
+        client.clear(dag, run, task, 0)
+        client.wait_state(dag, run, task, map_index=0, min_try=3)
+        assert outcomes(run, 0) == ["replaced", "replaced"]
+        assert [site.group(name, number).attempt for number in range(5)] == [2, 3, 2, 1, 1]
+        again = client.trigger(dag)  # nothing is mapped: all is published
+        client.wait_run(dag, again)
+        assert not [str(found) for found in compare_database(site.server, name, lake, ["t"])]
+    finally:
+        site.server.execute(f"DROP DATABASE {name}")
+
+
 @pytest.mark.long
 def test_a_backfill_and_its_run_again(site: Site) -> None:
     """A run of a backfill beside the scheduled run, both from nothing; then the backfill once more."""
@@ -160,8 +236,9 @@ def test_a_backfill_and_its_run_again(site: Site) -> None:
 
     def outcome(run: str) -> str:
         mapped = client.task_instances(dag, run, "nightly.snapshot")
-        skipped = [task.state for task in mapped] == ["skipped"]
-        return "skipped" if skipped else str(client.xcom(dag, run, "nightly.snapshot", map_index=0)["outcome"])
+        if [task.state for task in mapped] == ["skipped"]:
+            return "skipped"
+        return str(client.xcom(dag, run, "nightly.snapshot", map_index=0)["groups"][0]["outcome"])
 
     with site.written("customer_address"):
         backfill = client.create_backfill(dag, first, first)
@@ -196,7 +273,7 @@ def test_purged_binlogs(site: Site) -> None:
         mapped = client.task_instances(dag, run, "purged.snapshot")
         outcomes.append([task.state for task in mapped])
         for index in range(len(mapped) if outcomes[-1] != ["skipped"] else 0):
-            assert client.xcom(dag, run, "purged.snapshot", map_index=index)["outcome"] == "published"
+            assert client.xcom(dag, run, "purged.snapshot", map_index=index)["groups"][0]["outcome"] == "published"
 
     done()
     site.server.execute("DELETE FROM shop.customer_address LIMIT 5")

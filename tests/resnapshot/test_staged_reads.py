@@ -39,7 +39,8 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
 from airflow_provider_cdc.snapshot import claims
-from airflow_provider_cdc.snapshot.run import GroupResult, adopt_published_groups, run_group
+from airflow_provider_cdc.snapshot.group_result import GroupResult
+from airflow_provider_cdc.snapshot.run import adopt_published_groups, run_group
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.system.failpoints import ENV_VARIABLE

@@ -23,8 +23,9 @@ from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.chunks import chunk as chunk_reader
 from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.snapshot.group_result import GroupResult
 from airflow_provider_cdc.snapshot.retention_guard import RetentionGuard
-from airflow_provider_cdc.snapshot.run import GroupResult, run_group
+from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.state import StateDatabase
 from tests.support.chunk_rows import chunk_rows
 from tests.support.failpoints import SNAPSHOT

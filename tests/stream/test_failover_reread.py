@@ -27,7 +27,8 @@ from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads, rem
 from airflow_provider_cdc.resnapshot.wait import publish_or_wait
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.snapshot.run import GroupResult, run_group
+from airflow_provider_cdc.snapshot.group_result import GroupResult
+from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.stream import test_failover, test_failover_mariadb
 from tests.stream.test_failover import Pair, epoch

@@ -62,7 +62,7 @@ class PipelineTemplateMixin(BaseOperator if TYPE_CHECKING else object):  # type:
     """
 
     template_fields: Collection[str] = ("pipeline",)
-    template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "yaml", "group": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "yaml", "groups": "json"}
     pipeline: dict[str, Any] | str
 
     def render_template(

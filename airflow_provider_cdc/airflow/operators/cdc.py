@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.config import Pipeline
     from airflow_provider_cdc.driver.launch import DriverProcess
     from airflow_provider_cdc.model.plan import Plan
+    from airflow_provider_cdc.runtime.run_context import RunContext
 
 
 class CdcPreflightOperator(PipelineOperator):
@@ -74,18 +75,31 @@ class CdcPlanChunksOperator(PipelineOperator):
     server has purged binlogs that the stream still needs, and ``stream.on_purged`` is ``reread``, a new snapshot is
     planned.
 
-    XCom: list of groups to map :class:`CdcSnapshotOperator` over, each with ``group`` (its number), ``label``,
-    ``tables``, ``chunks`` and ``rows`` (approximate). The list is empty in a run that begins when all groups are
-    published. The mapped tasks are then skipped, instead of starting processes that find nothing to read.
+    XCom: list to map :class:`CdcSnapshotOperator` over. Each element is the work of one task: ``groups`` (the numbers
+    of its chunk groups), ``label``, ``tables``, ``chunks`` and ``rows`` (approximate). The list is empty in a run that
+    begins when all groups are published. The mapped tasks are then skipped.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    :param groups_per_task: number of chunk groups that one mapped task reads, one after the other. Default: as few as
+        give at most 64 tasks.
     :param map_published: list the groups even in a run that begins when all of them are published.
+    :raises ValueError: if ``groups_per_task`` is not a positive integer.
     """
 
     ui_color = "#e6f4ea"
 
-    def __init__(self, *, pipeline: PipelineLike, map_published: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineLike,
+        groups_per_task: int | None = None,
+        map_published: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
+        if groups_per_task is not None and (type(groups_per_task) is not int or groups_per_task < 1):
+            raise ValueError(f"groups_per_task is {groups_per_task!r}: give a number of chunk groups, at least 1")
+        self.groups_per_task = groups_per_task
         self.map_published = map_published
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -94,6 +108,7 @@ class CdcPlanChunksOperator(PipelineOperator):
         from airflow_provider_cdc.preflight.run import require_preflight
         from airflow_provider_cdc.resnapshot.purged_binlog import replan_if_purged
         from airflow_provider_cdc.snapshot.run import adopt_published_groups
+        from airflow_provider_cdc.snapshot.task_groups import divide_into_tasks
 
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
@@ -104,20 +119,20 @@ class CdcPlanChunksOperator(PipelineOperator):
         self.log.info("P0 (the lowest low watermark, where the stream begins) is %s", plan.p0.at)
         rows = run_context.pipeline.snapshot.chunk_rows
         if self._has_mapped_tasks(context):  # a superseded group keeps its map index
-            return plan.group_summaries(rows, include_superseded=True)
-        groups = plan.group_summaries(rows)
+            return divide_into_tasks(plan, rows, self.groups_per_task, include_superseded=True)
+        tasks = divide_into_tasks(plan, rows, self.groups_per_task)
         if (
             not self.map_published
-            and groups
+            and tasks
             and published_attempts(plan, open_sink_tables(run_context, plan)) is not None
         ):
             self.log.info(
                 "all %s groups are published, so the snapshot tasks of this run are skipped "
                 "(map_published=True maps them)",
-                len(groups),
+                len(plan.groups()),
             )
             return []
-        return groups
+        return tasks
 
     def _has_mapped_tasks(self, context: Context) -> bool:
         """Return whether this run has mapped tasks, whose groups must not change when the planner is cleared."""
@@ -148,19 +163,26 @@ class DriverOperator(PipelineOperator):
 
     def execute(self, context: Context) -> Any:
         """Run the driver and relay its output."""
+        with map_task_errors(self.log):
+            pipeline = make_run_context(self.pipeline, self.log).pipeline
+            outcome = self._run_driver(context, pipeline, self.request_arguments(context))
+            return self.report_outcome(context, pipeline, outcome)
+
+    def _run_driver(self, context: Context, pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a driver and relay its output.
+
+        :param arguments: what :meth:`request_arguments` returns.
+        :returns: its outcome.
+        """
         from airflow_provider_cdc.driver.launch import start_attached
         from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
 
-        with map_task_errors(self.log):
-            pipeline = make_run_context(self.pipeline, self.log).pipeline
-            request = make_driver_request(pipeline, **self.request_arguments(context))
-            with start_attached(request) as self._driver:
-                for line in self._driver.output_lines():
-                    self.log.info("%s", line)
-                    if UI_LINE_PREFIX in line:
-                        push_spark_ui_link(context, line.partition(UI_LINE_PREFIX)[2], self.log)
-                outcome = self._driver.wait_for_outcome()
-            return self.report_outcome(context, pipeline, outcome)
+        with start_attached(make_driver_request(pipeline, **arguments)) as self._driver:
+            for line in self._driver.output_lines():
+                self.log.info("%s", line)
+                if UI_LINE_PREFIX in line:
+                    push_spark_ui_link(context, line.partition(UI_LINE_PREFIX)[2], self.log)
+            return self._driver.wait_for_outcome()
 
     def on_kill(self) -> None:
         """Terminate the driver. Only its unfinished work is lost."""
@@ -169,52 +191,96 @@ class DriverOperator(PipelineOperator):
 
 
 class CdcSnapshotOperator(OpenLineageMixin, DriverOperator):
-    """Read one chunk group with one Spark job and publish it. Map it over the result of :class:`CdcPlanChunksOperator`.
+    """Read chunk groups, one after the other, and publish each separately. Map it over the result of
+    :class:`CdcPlanChunksOperator`.
 
-    A retry reads only what no earlier try has finished. A group that is already published is adopted without reading
-    anything. Clearing a task that succeeded re-snapshots its group and no other. Before the stream begins, the task
-    replaces the rows itself. Afterwards it hands them to the stream, which replaces them between two batches.
+    Each group is read by one Spark job. If a group fails, the others are read and published before the task fails, and
+    the error names the group. A retry reads only what no earlier try has finished, and so does clearing the task after
+    it has failed. Groups that are already published are adopted without reading anything, and if nothing is left to
+    read, no driver is started. Clearing a task that succeeded re-snapshots its groups and no others. Before the stream
+    begins, the task replaces the rows itself. Afterwards it hands them to the stream, which replaces them between two
+    batches.
 
-    If all tables of a group are suspended, or have been re-snapshotted as a whole since, nothing is left to read and
-    the task succeeds.
+    If all tables of a group are suspended, or have been re-snapshotted as a whole since, nothing is left to read of it.
 
-    XCom: ``group``, ``outcome`` (``published``, ``adopted``, ``replaced``, ``staged``, ``taken_over``), ``attempt``,
+    XCom: totals (``rows``, ``chunks``, ``corrected``, ``seconds``), and ``groups``: for each group ``group`` (its
+    number), ``outcome`` (``published``, ``adopted``, ``replaced``, ``staged``, ``taken_over``), ``attempt``,
     ``tables``, ``rows``, ``chunks``, ``corrected``, ``seconds``, ``rows_per_second``, ``min_lw``, ``max_hw``.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
-    :param group: number of the group, or one of the mappings that :class:`CdcPlanChunksOperator` returns. (templated)
+    :param groups: numbers of the groups, one number, or an element of what :class:`CdcPlanChunksOperator` returns.
+        (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline", "group")
+    template_fields: Sequence[str] = ("pipeline", "groups")
     ui_color = "#fef7e0"
 
-    def __init__(self, *, pipeline: PipelineLike, group: int | Mapping[str, Any], **kwargs: Any) -> None:
+    def __init__(
+        self, *, pipeline: PipelineLike, groups: int | Sequence[int] | Mapping[str, Any], **kwargs: Any
+    ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
-        self.group = group
+        self.groups = groups
+
+    def execute(self, context: Context) -> Any:
+        """Adopt the groups that are published, and run the driver for the others, if any."""
+        with map_task_errors(self.log):
+            run_context = make_run_context(self.pipeline, self.log)
+            arguments = self.request_arguments(context)
+            results = self._adopt_groups(run_context, arguments)
+            adopted = {result["group"] for result in results}
+            arguments["groups"] = [number for number in arguments["groups"] if number not in adopted]
+            if arguments["groups"]:
+                results += self._run_driver(context, run_context.pipeline, arguments)["groups"]
+            return self.report_outcome(context, run_context.pipeline, _sum_results(results))
 
     def request_arguments(self, context: Context) -> dict[str, Any]:
-        """Return the group, and which task reads it."""
+        """Return the groups, and which task reads them."""
         return {
-            "group": self._group_number(),
+            "groups": self._group_numbers(),
             "holder": task_label(context),
             "task": task_identity(context),
             "task_request": task_request_number(context),
         }
 
     def table_indexes(self, plan: Plan) -> set[int]:
-        """Return the indexes of the tables that have a chunk in the group."""
+        """Return the indexes of the tables that have a chunk in the groups."""
         groups = plan.groups() | plan.superseded_groups()
-        return {chunk.table for chunk in groups.get(self._group_number(), ())}
+        return {chunk.table for number in self._group_numbers() for chunk in groups.get(number, ())}
 
-    def _group_number(self) -> int:
-        value = self.group["group"] if isinstance(self.group, Mapping) and "group" in self.group else self.group
+    def _adopt_groups(self, run_context: RunContext, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the results of the groups that need no driver."""
+        from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
+        from airflow_provider_cdc.snapshot.run_groups import adopt_finished_groups
+
+        request = TaskRequest(arguments["task"], arguments["task_request"])
+        with closing(run_context.open_state_database()) as store:
+            plan = run_context.ensure_plan(store)
+            results = adopt_finished_groups(run_context, store, plan, arguments["groups"], request)
+        return [result.to_json() for result in results]
+
+    def _group_numbers(self) -> list[int]:
+        """Return the numbers of the groups.
+
+        :raises NotReadyError: if ``groups`` is something else.
+        """
+        value = self.groups["groups"] if isinstance(self.groups, Mapping) and "groups" in self.groups else self.groups
         try:
-            return int(value)  # type: ignore[arg-type]
+            numbers = [int(n) for n in value] if isinstance(value, list | tuple) else [int(value)]  # type: ignore[arg-type]
         except (TypeError, ValueError):
+            numbers = []
+        if not numbers:
             raise NotReadyError(
-                f"group is {value!r}",
-                "Give the number of a chunk group, or an element of the result of CdcPlanChunksOperator",
-            ) from None
+                f"groups is {value!r}",
+                "Give the numbers of chunk groups, or an element of the result of CdcPlanChunksOperator",
+            )
+        return numbers
+
+
+def _sum_results(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the results of groups, in order, with their totals."""
+    totals = {name: sum(result[name] for result in results) for name in ("rows", "chunks", "corrected")}
+    seconds = round(sum(result["seconds"] for result in results), 3)
+    return {**totals, "seconds": seconds, "groups": sorted(results, key=lambda result: int(result["group"]))}
 
 
 class CdcMaintainOperator(DriverOperator):

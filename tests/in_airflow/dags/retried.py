@@ -45,6 +45,18 @@ with DAG("groups", schedule=None, max_active_runs=2, default_args=RETRIES):
     # Three groups or some more, as the server's statistics are.
     cdc_pipeline(pipeline("groups", "orders", 5000), map_published=True)
 
+# Five groups of ten rows, in three tasks; a group whose rows cannot be copied fails.
+with DAG("several", schedule=None, max_active_runs=1):
+    cdc_pipeline(
+        replace(
+            pipeline("several", "t"),
+            source=Source(conn_id="cdc_source", tables=("several.t",)),
+            snapshot=Snapshot(chunk_rows=5, group_rows=10),
+        ),
+        stream=False,
+        groups_per_task=2,
+    )
+
 with DAG("nightly", schedule="@daily", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=2):
     cdc_pipeline(pipeline("nightly", "customer_address"), catch_up=True, verify=True)
 
