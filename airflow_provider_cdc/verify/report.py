@@ -82,7 +82,7 @@ def record_verdicts(context: RunContext, verdicts: Iterable[TableComparison]) ->
             store.record_verification(context.pipeline.name, values_by_table)
     except (CdcError, SQLAlchemyError) as error:
         message = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
-        context.reporter.line(f"the result was not recorded in the state database: {message}")
+        context.warn(f"the result was not recorded in the state database: {message}")
 
 
 def _recorded_values(verdict: TableComparison) -> dict[str, Any]:
