@@ -118,7 +118,7 @@ def open_for_run(
 
     with open_context(path) as context:
         for result in require_preflight(context):
-            context.reporter.line(f"{result.level}: {result}")
+            context.warn(str(result))
         if need_snapshot:
             context.require_plan()
         with closing(context.open_state_database()) as store:

@@ -50,7 +50,7 @@ def plan(path: str, as_json: bool) -> None:
 
     with open_context(path) as context:
         for result in require_preflight(context, spark=False):
-            context.reporter.line(f"{result.level}: {result}")
+            context.warn(str(result))
         recorded_plan = context.load_plan()
         shown_plan = recorded_plan or context.new_plan(1)
         with closing(connect(context.connect_args)) as connection:

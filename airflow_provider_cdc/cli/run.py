@@ -77,7 +77,7 @@ def resnapshot(path: str, table: str, where_key: str | None) -> None:
     from airflow_provider_cdc.resnapshot.read import run_resnapshot
 
     with open_for_run(path, need_snapshot=True, allow_stream=True) as (context, store, spark):
-        run_resnapshot(context, store, table, where_key, spark_runner(spark, context.reporter.line))
+        run_resnapshot(context, store, table, where_key, spark_runner(spark, context.warn))
 
 
 @cli.command()
@@ -110,7 +110,7 @@ def _run_snapshot(context: RunContext, store: StateDatabase, spark: SparkSession
     from airflow_provider_cdc.snapshot.run import run_snapshot
 
     plan = replan_if_purged(context, store)
-    run_snapshot(context, store, plan, spark_runner(spark, context.reporter.line), snapshot_observer)
+    run_snapshot(context, store, plan, spark_runner(spark, context.warn), snapshot_observer)
     for totals in table_totals(context, context.refresh_plan(plan)):
         context.reporter.line(str(totals))
 
@@ -133,7 +133,7 @@ def _run_stream(context: RunContext, store: StateDatabase, spark: SparkSession, 
             restarts = restarts.with_failure(time.monotonic() - started_at, made_progress=made_progress, lost=False)
             if catch_up or restarts.seconds + restarts.delay > _RESTART_SECONDS:
                 raise
-            context.reporter.line(f"{error}. The stream restarts in {restarts.delay:g} s")
+            context.warn(f"{error}. The stream restarts in {restarts.delay:g} s")
         stop.wait(restarts.delay)
         restarts = restarts.after_delay()
 

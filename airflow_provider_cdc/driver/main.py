@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import signal
 import sys
@@ -31,7 +32,8 @@ from airflow_provider_cdc.config.connections import ResolvedConnection, remove_a
 from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.config.spark_conf import is_local_master, is_loopback_url
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError
-from airflow_provider_cdc.observe.reporters import LineReporter
+from airflow_provider_cdc.observe.log_lines import FINAL_ERROR_PREFIX, LOGGER_NAME, log_to_standard_error
+from airflow_provider_cdc.observe.reporters import LogReporter
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
@@ -76,6 +78,7 @@ class DriverRequest:
     :param catch_up: whether the stream ends at the source's current position.
     :param log: file that a stream's driver writes to.
     :param log_bytes: size at which this file is rotated.
+    :param log_level: name of the lowest level of the lines that the driver writes.
     :param lease: seconds for which a stream continues without a task that supervises it; ``None`` for ever.
     """
 
@@ -94,6 +97,7 @@ class DriverRequest:
     catch_up: bool = False
     log: str | None = None
     log_bytes: int = _LOG_BYTES
+    log_level: str = "INFO"
     lease: float | None = None
 
     def to_line(self) -> str:
@@ -147,17 +151,19 @@ def main() -> int:
     """
     faulthandler.enable()  # crashes in machine code leave a traceback in the log
     request = DriverRequest.from_line(sys.stdin.readline())
+    log_to_standard_error(logging.getLevelNamesMapping().get(request.log_level, logging.INFO))
     remove_airflow_variables()
     connections = {conn_id: ResolvedConnection.from_json(value) for conn_id, value in request.connections.items()}
+    log = logging.getLogger(LOGGER_NAME)
     secrets = [secret for connection in connections.values() for secret in connection.secrets]
     threading.Thread(target=_end_with_task, name="task-lifeline", daemon=True).start()
     if request.log is not None:
-        log = Path(request.log), request.log_bytes
-        rotate_log(*log)
-        threading.Thread(target=_rotate_log, args=log, name="log-rotation", daemon=True).start()
+        rotation = Path(request.log), request.log_bytes
+        rotate_log(*rotation)
+        threading.Thread(target=_rotate_log, args=rotation, name="log-rotation", daemon=True).start()
     try:
         context = RunContext.for_pipeline(
-            Pipeline.from_dict(request.pipeline), LineReporter(), _connection_resolver(connections)
+            Pipeline.from_dict(request.pipeline), LogReporter(), _connection_resolver(connections)
         )
         with translate_disk_full():
             outcome = _run_request(context, request)
@@ -167,7 +173,7 @@ def main() -> int:
         failure = error.to_json()
         code = error.exit_code
     except Exception as error:
-        print(scrub_secrets(traceback.format_exc(), secrets), file=sys.stderr, flush=True)
+        log.info("%s", scrub_secrets(_format_stack(error), secrets))
         failure = {
             "kind": "",
             "message": f"unexpected {type(error).__name__}: {error}",
@@ -175,7 +181,8 @@ def main() -> int:
         }
         code = 1
     failure = {key: scrub_secrets(fact, secrets) if isinstance(fact, str) else fact for key, fact in failure.items()}
-    print(f"error: {failure['message']}. {failure['remedy']}", file=sys.stderr, flush=True)
+    text = f"{failure['message']}. {failure['remedy']}".replace("\n", " ")
+    log.error("%s%s", FINAL_ERROR_PREFIX, text)
     _write_result(request, {"error": failure})
     return code
 
@@ -188,6 +195,13 @@ def _run_request(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     if request.verify is not None:
         return _run_verify(context, **request.verify)
     return _run_stream(context, request) if request.groups is None else _run_groups(context, request)
+
+
+def _format_stack(error: Exception) -> str:
+    """Return the traceback of an error with the errors that caused it, but without its own text."""
+    parts = list(traceback.TracebackException.from_exception(error).format())
+    own_text = len(list(traceback.TracebackException.from_exception(error).format_exception_only()))
+    return "".join(parts[:-own_text])
 
 
 def _write_result(request: DriverRequest, value: dict[str, Any]) -> None:
@@ -271,7 +285,7 @@ def _lazy_spark(context: RunContext) -> Iterator[Callable[[], SparkSession]]:
 def _job_runner(context: RunContext, spark: Callable[[], SparkSession]) -> JobRunner:
     from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
 
-    return lambda job: spark_runner(spark(), context.reporter.line)(job)
+    return lambda job: spark_runner(spark(), context.warn)(job)
 
 
 def run_maintenance(context: RunContext, *, purge: bool = False) -> dict[str, Any]:
@@ -298,7 +312,7 @@ def run_verification(
     with _lazy_spark(context) as spark:
 
         def run_on_spark(work: Sequence[SinkScan]) -> Sequence[RowCollector]:
-            return spark_scan_runner(spark(), context.reporter.line)(work)
+            return spark_scan_runner(spark(), context.warn)(work)
 
         runner = run_scans_in_threads if is_local_master(context.spark_config[0]) else run_on_spark
         verdicts = compare_and_repair(context, selection, runner, show_values=show_values, repair=repair)
@@ -319,7 +333,7 @@ def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     from airflow_provider_cdc.preflight.run import require_preflight
 
     for finding in require_preflight(context):
-        context.reporter.line(f"{finding.level}: {finding}")
+        context.warn(str(finding))
     context.require_plan()
     with closing(context.open_state_database()) as store:
         context.liveness.refuse_if_running(store, context.pipeline.name)

@@ -77,7 +77,7 @@ def maintain_tables(context: RunContext, runner: CompactionRunner, *, purge: boo
                 count = compact_table(table, runner, purge=purge)
                 table.clean_up()
         except CdcError as error:
-            context.reporter.line(f"{schema.label} was not compacted: {error}")
+            context.warn(f"{schema.label} was not compacted: {error}")
             errors.append(error)
             continue
         context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")

@@ -21,7 +21,8 @@ from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.observe.lag import measure_lag
+from airflow_provider_cdc.observe.lag import Lag, measure_lag
+from airflow_provider_cdc.observe.stream_summary import StreamCounts, summary_line
 from airflow_provider_cdc.observe.table_state import PipelineState, describe_definitions, describe_table
 from airflow_provider_cdc.resnapshot.staged_files import tables_pending_publication
 from airflow_provider_cdc.resnapshot.suspension import tables_known_missing
@@ -97,6 +98,8 @@ class Observer(BackgroundLoop):
         self._chunk_progress: Mapping[tuple[str, str], TableProgress] | None = None
         self._missing: Collection[int] = ()
         self._wake_event, self._sample_due = threading.Event(), 0.0
+        self._counts = StreamCounts()
+        self._lag: Lag | None = None
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
@@ -108,9 +111,10 @@ class Observer(BackgroundLoop):
         self._wake_event.set()
 
     def add_applied(self, operations: Mapping[int, Counter[str]]) -> None:
-        """Count changes that were applied, by table and operation."""
+        """Count the changes of a batch, by table and operation."""
         with self._lock:
             self._unwritten.count_applied(operations)
+            self._counts.add_batch(sum(counts.total() for counts in operations.values()))
 
     def add_size(self, index: int, size: TableSize) -> None:
         """Record the size of a table with the next write."""
@@ -144,8 +148,11 @@ class Observer(BackgroundLoop):
             self._wake_event.clear()
         else:
             self._sample_due = time.monotonic() + self._interval
+            self._lag = None
             with self._log_failures("the lag"):
                 self._record_sample()
+            with self._log_failures("the progress of the stream"):
+                self._report_summary()
         if not self._stopping.is_set():
             with self._log_failures("the tables that are missing in the source"):
                 if (view := self._get_view()) is not None:
@@ -156,7 +163,7 @@ class Observer(BackgroundLoop):
         view = self._get_view()
         if view is None or (view.epoch is None and self._is_fresh(view.plan.pipeline)):
             return
-        lag = measure_lag(self._context, view.offset, slots.LAG_SAMPLE)
+        self._lag = lag = measure_lag(self._context, view.offset, slots.LAG_SAMPLE)
         self._store.record_sample(
             view.plan.pipeline,
             view.epoch,
@@ -165,6 +172,15 @@ class Observer(BackgroundLoop):
             purge_hours=None if lag.seconds_to_purge is None else lag.seconds_to_purge / 3600,
             unknown=lag.unknown,
         )
+
+    def _report_summary(self) -> None:
+        """Report what the stream has done since the last summary."""
+        view = self._get_view()
+        if view is None or view.epoch is None:
+            return
+        with self._lock:
+            counts, self._counts = self._counts, StreamCounts()
+        self._context.reporter.line(summary_line(view.epoch, counts, self._lag, view.offset.at))
 
     def _is_fresh(self, pipeline: str) -> bool:
         sample = self._store.last_sample(pipeline)
@@ -230,7 +246,8 @@ class Observer(BackgroundLoop):
             return
         except Exception as error:  # Spark, or the process, may be ending
             if not self._stopping.is_set():
-                self._context.reporter.line(f"{what} could not be recorded: {type(error).__name__}: {error}")
+                text = f"{what} could not be recorded: {type(error).__name__}: {error}"
+                self._context.warn(text)
 
 
 def snapshot_observer(context: RunContext, store: StateDatabase, plan: Plan) -> Observer:

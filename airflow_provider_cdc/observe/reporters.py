@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 
 from airflow_provider_cdc.model.progress import ChunkProgress
+from airflow_provider_cdc.observe.log_lines import LOGGER_NAME
 
 #: Seconds between two lines about the same thing if there is no terminal.
 _LINE_SECONDS = 5.0
@@ -17,6 +19,12 @@ _LINE_SECONDS = 5.0
 def make_reporter() -> LineReporter | BarReporter:
     """Return a reporter that suits standard error."""
     return BarReporter() if sys.stderr.isatty() else LineReporter()
+
+
+def format_line(text: str, level: int) -> str:
+    """Return a line for a terminal: time, level if it is worth attention, and text."""
+    name = f"{logging.getLevelName(level).lower()}: " if level > logging.INFO else ""
+    return f"{time.strftime('%H:%M:%S')} {name}{text}"
 
 
 class ProgressThrottle:
@@ -47,14 +55,30 @@ class LineReporter:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def line(self, text: str) -> None:
-        """Write a line."""
-        click.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
+    def line(self, text: str, level: int = logging.INFO) -> None:
+        """Write a line, except at DEBUG."""
+        if level > logging.DEBUG:
+            click.echo(format_line(text, level), err=True)
 
     def progress(self, progress: ChunkProgress) -> None:
         """Write a line if enough has happened since the last."""
         if self._throttle.should_show(progress):
             self.line(f"{progress.label}: {progress}")
+
+
+class LogReporter(LineReporter):
+    """Writes lines to a log.
+
+    :param log: a logger; by default that of a driver.
+    """
+
+    def __init__(self, log: Any = None) -> None:
+        super().__init__()
+        self._log = log or logging.getLogger(LOGGER_NAME)
+
+    def line(self, text: str, level: int = logging.INFO) -> None:
+        """Write a line."""
+        self._log.log(level, "%s", text)
 
 
 class BarReporter:
@@ -83,9 +107,10 @@ class BarReporter:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def line(self, text: str) -> None:
-        """Write a line above the bars."""
-        self._bars.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
+    def line(self, text: str, level: int = logging.INFO) -> None:
+        """Write a line above the bars, except at DEBUG."""
+        if level > logging.DEBUG:
+            self._bars.console.print(format_line(text, level), highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, progress: ChunkProgress) -> None:
         """Update a bar, or replace it with a line if it is done."""

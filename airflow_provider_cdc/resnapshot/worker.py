@@ -165,7 +165,7 @@ class ResnapshotWorker(BackgroundLoop):
         """Leave a table to the user, and report that."""
         message = f"{label} is not re-snapshotted by the stream: {reason}"
         if index in self._given_up:
-            self._context.reporter.line(message)
+            self._context.warn(message)
         else:
             remedy = f"Re-snapshot it: airflow-cdc resnapshot --table {label}"
             self._context.report_event(self._store, "reread_given_up", message, table=label, remedy=remedy)
@@ -206,7 +206,7 @@ class ResnapshotWorker(BackgroundLoop):
             }  # not tables that a user has re-snapshotted in the meantime
         except Exception as error:  # an outage, or Spark or the process may be ending
             if not self._stopping.is_set():
-                context.reporter.line(f"could not look for new tables: {error}")
+                context.warn(f"could not look for new tables: {error}")
             return
         self._missing -= returned
         for index in returned:
@@ -215,7 +215,7 @@ class ResnapshotWorker(BackgroundLoop):
             message = f"table {refused.table} cannot be added: {refused}"
             if message not in self._logged:
                 self._logged.add(message)
-                context.reporter.line(message)
+                context.warn(message)
         tables = {one.id: one for one in new_tables if isinstance(one, TableSchema)}
         with self._lock:
             already_created = {table.id for table in self._created}
@@ -254,7 +254,7 @@ class ResnapshotWorker(BackgroundLoop):
             reason = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
             if isinstance(error, TransientError):
                 if not self._stopping.wait(_RETRY_SECONDS):
-                    context.reporter.line(f"{label} could not be re-snapshotted: {reason}")
+                    context.warn(f"{label} could not be re-snapshotted: {reason}")
                     self.on_table_failed(index, label, reason)
                 return
         self._give_up(index, label, reason)
@@ -277,12 +277,12 @@ class ResnapshotWorker(BackgroundLoop):
             can_retry = isinstance(error, TransientError) and self._request_tries[request.id] < _MAX_TRIES
         what = f"{request.table} cannot be re-snapshotted as requested by {request.by}"
         if can_retry:
-            context.reporter.line(f"{what}; retrying: {reason}")
+            context.warn(f"{what}; retrying: {reason}")
             if not self._stopping.wait(_RETRY_SECONDS):
                 with self._lock:
                     self._request_queue.append(index)
             return
-        context.reporter.line(f"{what}: {reason}")
+        context.warn(f"{what}: {reason}")
         self._inbox.end_request(request.id, "refused", reason)
         with self._lock:
             self._requests.pop(index, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 class Reporter(Protocol):
     """Receives the progress of a phase."""
 
-    def line(self, text: str) -> None:
-        """Report a line of text."""
+    def line(self, text: str, level: int = logging.INFO) -> None:
+        """Report a line of text, at a level of :mod:`logging`."""
 
     def progress(self, progress: ChunkProgress) -> None:
         """Report progress. Called often, even if nothing has changed."""
@@ -57,7 +58,7 @@ class Reporter(Protocol):
 class SilentReporter:
     """Reporter that discards everything."""
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, level: int = logging.INFO) -> None:
         """Do nothing."""
 
     def progress(self, progress: ChunkProgress) -> None:
@@ -174,13 +175,17 @@ class RunContext:
         remedy: str | None = None,
         by: str | None = None,
     ) -> None:
-        """Report an event as a line, and add it to the journal unless that has an outage.
+        """Report an event as a line, a warning if it has a remedy, and add it to the journal unless that has an outage.
 
         See :meth:`StateDatabase.add_event` for the parameters.
         """
-        self.reporter.line(f"{detail}. {remedy}" if remedy else detail)
+        self.reporter.line(f"{detail}. {remedy}" if remedy else detail, logging.WARNING if remedy else logging.INFO)
         with tolerate_outage():
             store.add_event(self.pipeline.name, kind, detail, table=table, remedy=remedy, by=by)
+
+    def warn(self, text: str) -> None:
+        """Report a line of text at WARNING."""
+        self.reporter.line(text, logging.WARNING)
 
     def load_plan(self) -> Plan | None:
         """Load the plan from the sink, which is the authoritative copy; ``None`` if there is none yet.

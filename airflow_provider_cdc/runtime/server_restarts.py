@@ -43,4 +43,4 @@ def record_server_restart(context: RunContext, state_database: StateDatabase) ->
                 detail += f" with {', '.join(unsafe)}; if it crashed, it may have lost commits that the copy has"
             detail += "; `airflow-cdc verify` compares them"
             state_database.add_event(name, "restart", detail, remedy="`airflow-cdc verify` compares source and copy")
-            context.reporter.line(detail)
+            context.warn(detail)

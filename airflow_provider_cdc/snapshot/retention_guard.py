@@ -226,7 +226,7 @@ class RetentionGuard(BackgroundLoop):
             )
         if not state.warned:
             state.warned = True
-            self._context.reporter.line(f"warning: {message}. {_KEEP_BINLOGS_REMEDY}")
+            self._context.warn(f"{message}. {_KEEP_BINLOGS_REMEDY}")
 
     def _progress(self) -> tuple[ChunkProgress, float | None]:
         """Return the progress of the snapshot, and the minimum seconds that it still needs (``None`` if unknown)."""

@@ -122,7 +122,7 @@ def run_groups(
             failures[number] = error
             if (cause := _find_common_cause(context, store, plan, error)) is not None:
                 raise _failure(failures, numbers, unread=numbers[index + 1 :], cause=cause) from None
-            context.reporter.line(f"warning: group {number} failed: {error}. The other groups of the task are read")
+            context.warn(f"group {number} failed: {error}. The other groups of the task are read")
             continue
         _report_result(context, context.refresh_plan(plan), result)
         results.append(result)

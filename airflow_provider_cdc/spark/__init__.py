@@ -3,7 +3,7 @@
 ``session.start_session`` starts Spark for a driver, locally or on a cluster, in client mode and with UTC. On a cluster,
 it requires authentication and encryption. ``translate_spark_errors`` finds the project's own error in what Spark
 raises. ``tasks.run_tasks`` sends pickled work to Spark's Python workers and returns its results; no row passes through
-the JVM or the driver. ``java`` finds or installs a Java runtime, and ``install_check`` refuses a broken pyspark. The
-room knows nothing about MySQL, Delta or pipelines. The room is called by ``driver`` and ``cli``, which start the
-session, and by the modules ``spark_job`` and ``stream.spark_query``, which use it.
+the JVM or the driver. ``java`` finds or installs a Java runtime, ``jvm`` starts it, and ``install_check`` refuses a
+broken pyspark. The room knows nothing about MySQL, Delta or pipelines. The room is called by ``driver`` and ``cli``,
+which start the session, and by the modules ``spark_job`` and ``stream.spark_query``, which use it.
 """

@@ -30,6 +30,7 @@ from airflow_provider_cdc.model.errors import (
 )
 from airflow_provider_cdc.spark.install_check import check_spark_install
 from airflow_provider_cdc.spark.java import ensure_java_home
+from airflow_provider_cdc.spark.jvm import launch_jvm
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def start_session(name: str, master: str, conf: Mapping[str, str] | None = None,
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
+        launch_jvm({"spark.master": master, **settings})
         spark = builder.getOrCreate()
     except Exception as error:
         raise _start_error(master, error) from None

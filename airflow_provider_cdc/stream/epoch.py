@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -155,7 +156,7 @@ class Epoch:
         if applied.changes:
             lag = f"lag p95 {(applied.lag_percentile(95) or 0) / 1000:.1f} s"
             more = f"; {format_counts(requests.to_json())}" if self.context.storage.is_remote else ""
-            self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
+            self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}", logging.DEBUG)
         self.publish_pending()
         return applied
 
@@ -286,7 +287,7 @@ class Epoch:
             self.observer.wake()
             self.inbox.end_request(request.id, "done", message)
         except NotReadyError as error:
-            self.context.reporter.line(f"request by {request.by} refused: {error}")
+            self.context.warn(f"request by {request.by} refused: {error}")
             self.inbox.end_request(request.id, "refused", str(error))
         return True
 

@@ -127,12 +127,10 @@ def _begin_epoch(
             )
             # Until the fence was raised, a group may have been re-snapshotted.
             snapshot_coverage = read_coverage(context, plan, tables) or snapshot_coverage
-            maintenance = MaintenanceWorker(
-                open_sink_tables(context, plan), run_compactions_in_threads, context.reporter.line
-            )
+            maintenance = MaintenanceWorker(open_sink_tables(context, plan), run_compactions_in_threads, context.warn)
             applier = Applier(context, plan, tables, snapshot_coverage, resume_point, number, maintenance.mark_changed)
             prefetch_worker = PrefetchWorker(
-                [tables[index] for index in plan.active_tables], pipeline.sink.index_bytes, context.reporter.line
+                [tables[index] for index in plan.active_tables], pipeline.sink.index_bytes, context.warn
             )
             plan, end = move_to_resume_point(context, store, plan, applier, snapshot_coverage)
     except CdcError as error:
@@ -193,9 +191,9 @@ def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     from airflow_provider_cdc.verify.spark_job import spark_scan_runner
 
     epoch.maintenance.runner = spark_compaction_runner(spark)
-    epoch.resnapshot_worker.runner = run_slices_on_spark(spark, epoch.context.reporter.line)
+    epoch.resnapshot_worker.runner = run_slices_on_spark(spark, epoch.context.warn)
     if not is_local_master(epoch.context.spark_config[0]):
-        epoch.verify_worker.runner = spark_scan_runner(spark, epoch.context.reporter.line)
+        epoch.verify_worker.runner = spark_scan_runner(spark, epoch.context.warn)
     query = StreamQuery(
         spark,
         lambda manifests: epoch.apply_batch(merge_manifests(manifests)),
@@ -210,7 +208,7 @@ def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:
             epoch.job, epoch.section_start, checkpoint=checkpoint, seconds=epoch.context.pipeline.stream.trigger_seconds
         )
 
-    with _EpochLifecycle(epoch), warn_while_waiting(spark, epoch.context.reporter.line):
+    with _EpochLifecycle(epoch), warn_while_waiting(spark, epoch.context.warn):
         with query:
             epoch.run_sections(run_section)
         check_none_suspended(epoch.context, epoch.plan)

@@ -89,7 +89,7 @@ def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: 
             continue
         if (reason := _why_not_repairable(verdict)) is not None:
             remedy = f"Re-snapshot the whole table: airflow-cdc resnapshot --table {verdict.table}"
-            context.reporter.line(f"{verdict.table} is not repaired: {reason}. {remedy}")
+            context.warn(f"{verdict.table} is not repaired: {reason}. {remedy}")
             continue
         try:
             if _resnapshot_keys(context, store, indexes[verdict.table], verdict):
@@ -97,7 +97,7 @@ def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: 
             else:
                 context.reporter.line(f"{verdict.table}: compare it again after a stream has run")
         except CdcError as error:
-            context.reporter.line(f"{verdict.table} is not repaired: {error}")
+            context.warn(f"{verdict.table} is not repaired: {error}")
     return repaired_labels
 
 

@@ -104,7 +104,7 @@ def record_verdicts(context: RunContext, verdicts: Sequence[TableComparison], by
             return True
     except (CdcError, SQLAlchemyError) as error:
         message = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
-        context.reporter.line(f"the result was not recorded in the state database: {message}")
+        context.warn(f"the result was not recorded in the state database: {message}")
         return False
 
 

@@ -83,7 +83,7 @@ class VerifyWorker(BackgroundLoop):
             except TransientError as error:
                 if attempt + 1 == _MAX_TRIES or self._stopping.is_set():
                     raise
-                context.reporter.line(f"{request.kind} as requested by {request.by} is tried again: {error}")
+                context.warn(f"{request.kind} as requested by {request.by} is tried again: {error}")
             else:
                 verdicts |= {verdict.table: verdict for verdict in compared}
                 tables = tuple(re.escape(v.table) for v in compared if v.refusal is not None and v.refusal.retry)

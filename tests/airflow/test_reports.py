@@ -64,7 +64,7 @@ def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             report_seconds=0.5,
         )
         trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=None)  # type: ignore[assignment]
-        monkeypatch.setattr(trigger.log, "info", lambda text, *args: said.append(text % args))
+        monkeypatch.setattr(trigger.log, "log", lambda level, text, *args: said.append(text % args))
         monkeypatch.setattr(trigger.log, "warning", lambda text, *args: said.append(text % args))
 
         async def main() -> None:

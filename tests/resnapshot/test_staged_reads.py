@@ -7,6 +7,7 @@ streams.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -74,7 +75,7 @@ class Heard:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, level: int = logging.INFO) -> None:
         self.lines.append(text)
 
     def progress(self, progress: ChunkProgress) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -35,8 +36,8 @@ class Heard:
         self.lines: list[str] = []
         self.progressed: list[ChunkProgress] = []
 
-    def line(self, text: str) -> None:
-        self.lines.append(text)
+    def line(self, text: str, level: int = logging.INFO) -> None:
+        self.lines.append(f"{logging.getLevelName(level).lower()}: {text}")
 
     def progress(self, progress: ChunkProgress) -> None:
         self.progressed.append(progress)

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
-from airflow.providers.common.compat.sdk import AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException, conf
 from airflow.sdk import BaseOperator
 
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.observe.reporters import LineReporter
+from airflow_provider_cdc.observe.log_lines import FINAL_ERROR_PREFIX, parse_log_line
+from airflow_provider_cdc.observe.reporters import LogReporter
 from airflow_provider_cdc.system.processes import tail_log
 
 if TYPE_CHECKING:
@@ -103,21 +104,6 @@ class PipelineOperator(PipelineTemplateMixin, BaseOperator):
         self.pipeline = to_plain(pipeline)
 
 
-class LogReporter(LineReporter):
-    """Writes lines to the task's log.
-
-    :param log: the task's logger.
-    """
-
-    def __init__(self, log: Any) -> None:
-        super().__init__()
-        self._log = log
-
-    def line(self, text: str) -> None:
-        """Write a line."""
-        self._log.info("%s", text)
-
-
 def make_run_context(value: Mapping[str, Any] | str, log: Any) -> RunContext:
     """Return the run context of a pipeline, with connections resolved by Airflow."""
     from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
@@ -134,26 +120,29 @@ def make_driver_request(pipeline: Pipeline, **what: Any) -> DriverRequest:
     sections = (pipeline.source, pipeline.sink, pipeline.state, pipeline.spark)
     conn_ids = {section.conn_id for section in sections} - {None}
     connections = {conn_id: resolve_connection(conn_id).to_json() for conn_id in conn_ids if conn_id}
-    return DriverRequest(pipeline.to_dict(), connections, **what)
+    log_level = conf.get("logging", "logging_level", fallback="INFO").upper()
+    return DriverRequest(pipeline.to_dict(), connections, log_level=log_level, **what)
 
 
 def log_driver_tail(log: Any, path: str | None) -> None:
-    """Copy the last lines of a driver's log to the task's log."""
-    lines = tail_log(path, _TAIL_LINES)
+    """Copy the last lines of a driver's log to the task's log, but not the error that the task raises."""
+    lines = [line for line in tail_log(path, _TAIL_LINES) if FINAL_ERROR_PREFIX not in line]
     if lines:
-        log.info("the end of the driver's log %s:\n%s", path, "\n".join(lines))
+        log.info("the end of the driver's log %s:\n%s", path, "\n".join(parse_log_line(line)[1] for line in lines))
 
 
 @contextmanager
 def map_task_errors(log: Any) -> Iterator[None]:
-    """Map errors to task states: pass transient errors unchanged, and fail the task without a retry for all others."""
+    """Map errors to task states: pass transient errors unchanged, and fail the task without a retry for all others.
+
+    Airflow logs the exception itself, but not why there is no retry.
+    """
     try:
         yield
-    except TransientError as error:
-        log.error("%s", error)
+    except TransientError:
         raise
     except CdcError as error:
-        log.error("%s", error)
+        log.info("the task is not retried, because this error needs a decision or a fix")
         raise AirflowFailException(str(error)) from None
 
 

@@ -28,6 +28,7 @@ from airflow_provider_cdc.airflow.operators.base import (
     task_request_number,
 )
 from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.observe.log_lines import relay_log_lines
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -179,7 +180,7 @@ class DriverOperator(PipelineOperator):
 
         with start_attached(make_driver_request(pipeline, **arguments)) as self._driver:
             for line in self._driver.output_lines():
-                self.log.info("%s", line)
+                relay_log_lines([line], self.log)
                 if UI_LINE_PREFIX in line:
                     push_spark_ui_link(context, line.partition(UI_LINE_PREFIX)[2], self.log)
             return self._driver.wait_for_outcome()

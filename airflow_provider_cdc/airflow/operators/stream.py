@@ -51,6 +51,7 @@ from airflow_provider_cdc.model.supervision import (
     WatchOutcome,
     is_superseded_by,
 )
+from airflow_provider_cdc.observe.log_lines import relay_log_lines
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -263,7 +264,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             )
         if not driver_lost and restarts.seconds + restarts.delay > self.restart_timeout.total_seconds():
             if self.restart_timeout:
-                self.log.error("the stream has made no progress for %s (restart_timeout)", self.restart_timeout)
+                self.log.warning("the stream has made no progress for %s (restart_timeout)", self.restart_timeout)
             raise error
         return restarts
 
@@ -437,8 +438,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                 row = store.record_supervision(pipeline.name, epoch, by)
                 if row is not None and row.epoch == epoch and reports.is_due:
                     values, lines = reports.make_report(store, row)
-                    for line in lines:
-                        self.log.info("%s", line)
+                    relay_log_lines(lines, self.log)
                     reports.push_xcom(values, context["ti"], self.log)
                 if time.monotonic() - stats_sent_at > STATS_SECONDS:
                     stats_sent_at = time.monotonic()

@@ -20,6 +20,7 @@ from airflow_provider_cdc.airflow.triggers.stream_reports import StreamReporter
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, embed_error, error_kind, make_error
 from airflow_provider_cdc.model.supervision import EpochWatch, WatchOutcome, is_superseded_by
 from airflow_provider_cdc.observe.alerts import has_alert_changes
+from airflow_provider_cdc.observe.log_lines import relay_log_lines
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.runtime.run_context import RunContext
@@ -251,8 +252,7 @@ class CdcStreamTrigger(StateDatabaseTrigger):
     async def _push_report(self, row: EpochRow) -> None:
         report = await self._state_db.query_or_none(partial(self._reports.make_report, run=row))
         if report is not None:
-            for line in report[1]:
-                self.log.info("%s", line)
+            relay_log_lines(report[1], self.log)
             await run_in_thread(self._reports.push_xcom, report[0], self.task_instance, self.log)
 
     async def on_kill(self) -> None:

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.observe.log_lines import parse_log_line
+from airflow_provider_cdc.observe.stream_summary import behind_text, summary_prefix
 from airflow_provider_cdc.system.processes import tail_log
 
 if TYPE_CHECKING:
@@ -37,11 +39,14 @@ class StreamReporter:
     def make_report(self, store: StateDatabase, run: EpochRow) -> tuple[dict[str, Any], list[str]]:
         """Report the progress of a run.
 
-        :returns: values for the XCom, and lines for the log.
+        :returns: values for the XCom, and lines for the log. One line at least is a summary: the driver's own, or one
+            from the state database if the driver's log has none since the last report, or cannot be read here.
         """
         self._reported_at = time.monotonic()
-        values = report_values(store, run)
-        return values, [report_text(values), *self._driver_log.read_new_lines(run.log, run.host)]
+        values, new_lines = report_values(store, run), self._driver_log.read_new_lines(run.log, run.host)
+        prefix = summary_prefix(run.epoch)
+        has_summary = any(parse_log_line(line)[1].startswith(prefix) for line in new_lines)
+        return values, new_lines if has_summary else [report_text(values), *new_lines]
 
     def push_xcom(self, values: dict[str, Any], ti: Any, log: Any) -> None:
         """Write the XCom. Errors of Airflow or of an XCom backend are logged and do not affect the stream.
@@ -82,14 +87,10 @@ def report_values(store: StateDatabase, run: EpochRow) -> dict[str, Any]:
 
 def report_text(values: dict[str, Any]) -> str:
     """Return the report as one line."""
-    if values["lag_seconds"] is not None:
-        behind = f"{values['lag_seconds']:g} s and {values['lag_bytes'] or 0:,} bytes behind the source"
-    else:
-        behind = f"lag unknown{': ' + values['unknown'] if values['unknown'] else ' so far'}"
-    if values["hours_to_purge"] is not None:
-        behind += f", which keeps the needed binlogs for {values['hours_to_purge']:.1f} h more"
+    behind = behind_text(*(values[name] for name in ("lag_seconds", "lag_bytes", "hours_to_purge", "unknown")))
     at = f"{values['file']}:{values['position']}" if values["file"] else "no batch yet"
-    return f"epoch {values['epoch']}: {behind}; at {at}; {values['batches']:,} batches, {values['changes']:,} changes"
+    work = f"{values['batches']:,} batches, {values['changes']:,} changes"
+    return f"{summary_prefix(values['epoch'])}{behind}; at {at}; {work}"
 
 
 class DriverLogReader:
