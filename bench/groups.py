@@ -68,7 +68,7 @@ def main() -> None:
         for number in range(rounds):
             for name in taken:
                 settings = {"group_rows": rows // count, "chunk_rows": min(8096, rows // count)}
-                cli = Cli(folder / f"{number}-{len(name)}", server, "shop.customer", snapshot=settings)
+                cli = Cli(folder / f"{number}-{name}", server, "shop.customer", snapshot=settings)
                 taken[name].append(read_snapshot(cli, 1 if name == ONE else count))
                 print(f"{name}: {taken[name][-1][0]:.1f} s, {taken[name][-1][1]:.1f} CPU s", file=sys.stderr)
         (mysql,) = server.execute("SELECT VERSION()")[0]
