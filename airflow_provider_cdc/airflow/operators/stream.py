@@ -155,8 +155,8 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         self._is_first_look = True
         if (run := context.get("dag_run")) is not None and run.logical_date is None:
             self.log.warning(
-                "this DAG run has no logical date. `airflow dags test %s` deletes such a run, which ends the stream: "
-                "test a copy of the DAG with another dag_id and pipeline",
+                "this DAG run has no logical date. `airflow tasks test %s` without a date deletes such a run, which "
+                "ends the stream: test a copy of the DAG with another dag_id and pipeline",
                 run.dag_id,
             )
         return self._supervise(context, RestartHistory())
