@@ -91,6 +91,29 @@ def test_which_one(tmp_path: Path) -> None:
         load_dag_file(file, "other")
 
 
+def test_with_the_connections_of_a_secrets_backend(tmp_path: Path) -> None:
+    """Without any in the environment or in Airflow's database, which does not exist here."""
+    dag = written(
+        tmp_path, f"with DAG('d', schedule=None):\n    cdc_pipeline({{**make('x'), 'sink': {{'path': '{tmp_path}'}}}})"
+    )
+    connections = tmp_path / "connections.json"
+    connections.write_text(json.dumps({"c": "mysql://cdc:a-secret@127.0.0.1:1/"}))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")} | {
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__SECRETS__BACKEND": "airflow.secrets.local_filesystem.LocalFilesystemBackend",
+        "AIRFLOW__SECRETS__BACKEND_KWARGS": json.dumps({"connections_file_path": str(connections)}),
+    }
+    argv = [sys.executable, "-m", "airflow_provider_cdc", "check", "-f", dag]
+    checked = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 3 and "connecting to 127.0.0.1:1" in checked.stdout, checked
+    assert checked.stderr == "" and "a-secret" not in checked.stdout
+    connections.write_text("{}")
+    missing = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert missing.returncode == 2 and missing.stdout == ""
+    assert missing.stderr.startswith("error: connection c is not defined. Create it in Admin > Connections")
+
+
 @pytest.mark.airflow
 @pytest.mark.timeout(600)
 def test_with_the_connections_of_airflow(mysql_server: MySQLServer, tmp_path: Path) -> None:

@@ -154,6 +154,12 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         with map_task_errors(self.log):
             self._pause_pending = parse_paused(self.paused) is not None
         self._is_first_look = True
+        if (run := context.get("dag_run")) is not None and run.logical_date is None:
+            self.log.warning(
+                "this DAG run has no logical date. `airflow tasks test %s` without a date deletes such a run, which "
+                "ends the stream: test a copy of the DAG with another dag_id and pipeline",
+                run.dag_id,
+            )
         return self._supervise(context, RestartHistory())
 
     def resume(
