@@ -30,9 +30,6 @@ from airflow_provider_cdc.sinks.delta.log.features import (
     uses_vectors,
 )
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
-from airflow_provider_cdc.sinks.delta.merge.retained_rows import RetainedFiles
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.delta.table_metadata import (
     KEY_PROPERTY,
     DeltaTableOptions,
@@ -43,6 +40,9 @@ from airflow_provider_cdc.sinks.delta.table_metadata import (
     schema_fields,
 )
 from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat
+from airflow_provider_cdc.sinks.lake.merge.retained_rows import RetainedFiles
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
 
 _FRESH_PATH_REMEDY = "Start with a fresh sink.path"
 

@@ -13,10 +13,10 @@ from airflow_provider_cdc.config.table_properties import LOG_RETENTION
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, write_data_files
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
+from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit, write_data_files
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
 from airflow_provider_cdc.sinks.storage.storage import Storage
 

@@ -13,15 +13,15 @@ from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePa
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, NO_PROPERTIES, TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
 from airflow_provider_cdc.sinks.delta.log.features import has_feed, reserved_by_feed
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, TableFormat
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import SOURCE_PROPERTY, DeltaTableOptions, build_column_metadata
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.lake.change_staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField, TableFormat
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage

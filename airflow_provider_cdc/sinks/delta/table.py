@@ -26,9 +26,8 @@ from airflow_provider_cdc.sinks.delta.adoption import (
     check_adoptable,
     owner_of,
 )
-from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, plan_compactions, prepare_compaction_commit
+from airflow_provider_cdc.sinks.delta.change_data_feed import ChangeFeedWriter, feed_actions
 from airflow_provider_cdc.sinks.delta.definition_changes import alter_actions, overwrite_actions, reset_actions
-from airflow_provider_cdc.sinks.delta.file_scan import FileScanTask, plan_file_scan
 from airflow_provider_cdc.sinks.delta.log.delta_log import FRESH_SECONDS, DeltaLog, back_off
 from airflow_provider_cdc.sinks.delta.log.features import (
     has_feed,
@@ -45,22 +44,6 @@ from airflow_provider_cdc.sinks.delta.maintenance import (
     vacuum_files,
     write_checkpoint_if_due,
 )
-from airflow_provider_cdc.sinks.delta.merge.change_data_feed import ChangeFeedWriter, feed_actions
-from airflow_provider_cdc.sinks.delta.merge.change_merger import ChangeMerger, read_living_rows
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
-from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
-from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
-from airflow_provider_cdc.sinks.delta.merge.retained_rows import RetainedFiles, RetainedRowFinder, find_overwrite_loss
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
-from airflow_provider_cdc.sinks.delta.merge.table_edit import (
-    PreparedCommit,
-    TableEdit,
-    is_part_file,
-    prepare_copy_on_write,
-    prepare_deletion_vectors,
-)
-from airflow_provider_cdc.sinks.delta.slice_staging import SliceStaging
 from airflow_provider_cdc.sinks.delta.table_metadata import (
     DEFAULT_OPTIONS,
     DeltaTableOptions,
@@ -77,6 +60,23 @@ from airflow_provider_cdc.sinks.delta.table_metadata import (
     with_current_properties,
 )
 from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.lake.compaction import DeltaCompaction, plan_compactions, prepare_compaction_commit
+from airflow_provider_cdc.sinks.lake.file_scan import FileScanTask, plan_file_scan
+from airflow_provider_cdc.sinks.lake.merge.change_merger import ChangeMerger, read_living_rows
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher
+from airflow_provider_cdc.sinks.lake.merge.key_index import KeyIndex
+from airflow_provider_cdc.sinks.lake.merge.key_lookup import KeyLookup
+from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat
+from airflow_provider_cdc.sinks.lake.merge.retained_rows import RetainedFiles, RetainedRowFinder, find_overwrite_loss
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import drop_deleted_rows
+from airflow_provider_cdc.sinks.lake.merge.table_edit import (
+    PreparedCommit,
+    TableEdit,
+    is_part_file,
+    prepare_copy_on_write,
+    prepare_deletion_vectors,
+)
+from airflow_provider_cdc.sinks.lake.slice_staging import SliceStaging
 from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Prefetcher, TableSize
 from airflow_provider_cdc.sinks.storage.storage import Storage
 

@@ -20,7 +20,7 @@ from airflow_provider_cdc.sinks.delta.adoption import owner_of
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import VECTORS_PROPERTY, has_feed
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, TableFormat
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField, TableFormat
 
 #: Property of a table that keeps rows deleted in the source: ``sink.deletes``.
 DELETES_PROPERTY = "airflow-cdc.deletes"

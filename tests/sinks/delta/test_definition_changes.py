@@ -18,12 +18,13 @@ from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, Table
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import write_file
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.protocol import Change, Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from tests.sinks.conformance import nullable
 from tests.support.readers import without_spark

@@ -20,12 +20,13 @@ from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, Table
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
-from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.protocol import Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.conformance import nullable, preceded_by

@@ -25,11 +25,12 @@ from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, maintenance, table_metadata
+from airflow_provider_cdc.sinks.delta import maintenance, table_metadata
 from airflow_provider_cdc.sinks.delta.log import features
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.protocol import (
     Change,
     Fence,

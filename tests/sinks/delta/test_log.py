@@ -17,12 +17,12 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta import maintenance
+from airflow_provider_cdc.sinks.delta.log import cross_check
 from airflow_provider_cdc.sinks.delta.log import delta_log as module
 from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.maintenance import cross_check_live_files
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -125,7 +125,7 @@ def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None
     target = opened(tmp_path)
     upsert(target, (1, "later", 99, "u"))
     assert state(fresh(log.storage)) == state(target.load_log()) and target.load_log().version == log.version + 1
-    cross_check_live_files(target.load_log())
+    target.load_log().cross_check_files()
 
 
 def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,9 @@ def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monke
         raise OSError("Kernel error -> Generic S3 error\n  \x1b[31m\u21b3\x1b[0m Error performing GET http://x/t")
 
     monkeypatch.setattr(maintenance, "DeltaTable", fails)
+    monkeypatch.setattr(cross_check, "DeltaTable", fails)
     with pytest.raises(TransientError, match="Generic S3 error Error performing GET http://x/t"):
-        cross_check_live_files(target.load_log())
+        target.load_log().cross_check_files()
     with pytest.raises(TransientError, match="no checkpoint of .* could be written: .*Generic S3 error"):
         maintenance.write_checkpoint_if_due(target.load_log(), commits=0)
 

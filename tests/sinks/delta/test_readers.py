@@ -14,12 +14,13 @@ import pytest
 
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.schema import Column
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
-from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.parquet import DataFile, write_file
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.change_staging import DeltaChangeStaging
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE

@@ -20,16 +20,16 @@ from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import table as module
-from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.delta.merge import key_index, key_lookup
-from airflow_provider_cdc.sinks.delta.merge import table_edit as by
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.parquet import read_row_groups, write_file
+from airflow_provider_cdc.sinks.lake.change_staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.lake.merge import key_index, key_lookup
+from airflow_provider_cdc.sinks.lake.merge import table_edit as by
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.protocol import Change, Fence, Markers, OverwriteRange, PublishSlices, Truncate, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage

@@ -28,9 +28,9 @@ from airflow_provider_cdc.config.store_address import StoreAddress
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, StoreError, TransientError
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta import maintenance
-from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.files.parquet import describe_file, read_file, write_file
+from airflow_provider_cdc.sinks.lake.compaction import DeltaCompaction
 from airflow_provider_cdc.sinks.storage import object_storage, store_client
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.object_files import PART_BYTES

@@ -24,6 +24,7 @@ from airflow_provider_cdc.model.errors import CdcError, TerminalError, Transient
 from airflow_provider_cdc.sinks.delta.log import checkpoint as checkpoints
 from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, find_newest_checkpoint, read_actions
 from airflow_provider_cdc.sinks.delta.log.commit_actions import complete_actions
+from airflow_provider_cdc.sinks.delta.log.cross_check import check_live_files
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector, read_vector
 from airflow_provider_cdc.sinks.delta.log.features import check_protocol
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, now_milliseconds
@@ -127,6 +128,18 @@ class DeltaLog:
     def cache_dead_rows(self, path: str, vector: DeletionVector, rows: BitMap) -> None:
         """Remember the content of a deletion vector."""
         self._dead_rows[path] = (vector, rows)
+
+    def references(self, path: str) -> bool:
+        """Return whether a data file is, or was until recently, part of the table."""
+        return path in self.files or path in self.tombstones
+
+    def cross_check_files(self) -> None:
+        """Check that delta-rs finds the same live files, before files are permanently deleted.
+
+        :raises TransientError: if delta-rs cannot read the log now.
+        :raises TerminalError: if it finds other files.
+        """
+        check_live_files(self.storage, self.name, self.version, self.files)
 
     def commit(self, actions: Sequence[dict[str, Any]], operation: str) -> bool:
         """Write the next version.

@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from airflow_provider_cdc.model.schema import DELETED_COLUMN
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat, combine_files
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column
-from airflow_provider_cdc.sinks.delta.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat, combine_files
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
@@ -70,4 +70,4 @@ class SliceStaging:
         if names := [name for name, _ in self.storage.list(f"{SLICES_FOLDER}/{staging_folder}")]:
             log = DeltaLog(self.storage)
             log.refresh()
-            self.storage.delete(*(name for name in names if name not in log.files and name not in log.tombstones))
+            self.storage.delete(*(name for name in names if not log.references(name)))

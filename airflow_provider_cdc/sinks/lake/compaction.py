@@ -18,15 +18,15 @@ from pyroaring import BitMap
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat, supports_vectors
-from airflow_provider_cdc.sinks.delta.merge.table_edit import (
+from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues
+from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat, supports_vectors
+from airflow_provider_cdc.sinks.lake.merge.table_edit import (
     PreparedCommit,
     count_rows,
     new_file_path,
     partition_key,
     read_living_row_groups,
 )
-from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Number of files of one tier that are merged: the sizes within a tier differ by at most a factor of eight.

@@ -11,12 +11,12 @@ import pytest
 from deltalake import DeltaTable
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta import compaction as module
-from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, choose_file_groups
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
+from airflow_provider_cdc.sinks.lake import compaction as module
+from airflow_provider_cdc.sinks.lake.compaction import DeltaCompaction, choose_file_groups
 from airflow_provider_cdc.sinks.protocol import Truncate
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, add, create_table, files, folder_of, held, opened, rows, upsert

@@ -18,16 +18,6 @@ from airflow_provider_cdc.config.delete_policy import ALL_HARD, IGNORE, SOFT, De
 from airflow_provider_cdc.model.changes import select_upserts
 from airflow_provider_cdc.model.schema import META_COLUMNS, TableSchema
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.maintenance import cross_check_live_files
-from airflow_provider_cdc.sinks.delta.merge.change_merger import (
-    FILE_COLUMN,
-    ROW_COLUMN,
-    with_files_metadata,
-    with_row_places,
-)
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column, with_deleted_column
-from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging, list_earlier_epoch_files
 from airflow_provider_cdc.sinks.files.parquet import (
     CHANGE_BUFFER_BYTES,
@@ -38,6 +28,15 @@ from airflow_provider_cdc.sinks.files.parquet import (
     open_parquet,
     read_file,
 )
+from airflow_provider_cdc.sinks.lake.merge.change_merger import (
+    FILE_COLUMN,
+    ROW_COLUMN,
+    with_files_metadata,
+    with_row_places,
+)
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column, with_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.table_edit import CHANGES_FOLDER
 from airflow_provider_cdc.sinks.protocol import ChangeWriter
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -148,8 +147,8 @@ class DeltaChangeStaging:
             if names := list_earlier_epoch_files(storage, CHANGES_FOLDER, epoch):
                 log = DeltaLog(storage)
                 log.refresh()
-                if unneeded := [name for name in names if name not in log.files and name not in log.tombstones]:
-                    cross_check_live_files(log)
+                if unneeded := [name for name in names if not log.references(name)]:
+                    log.cross_check_files()
                     storage.delete(*unneeded)
 
 

@@ -15,8 +15,6 @@ from pyroaring import BitMap
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat, supports_vectors
 from airflow_provider_cdc.sinks.files.parquet import (
     NO_PARTITION,
     DataFile,
@@ -25,6 +23,8 @@ from airflow_provider_cdc.sinks.files.parquet import (
     read_row_groups,
     split_by_size,
 )
+from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat, supports_vectors
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Folders, in the table's folder, of the snapshot's slices and of the changes that tasks have written.

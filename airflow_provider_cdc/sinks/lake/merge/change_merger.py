@@ -23,11 +23,12 @@ from airflow_provider_cdc.model.plan import AD_HOC_GROUP_BASE
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHashes
-from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyMatches
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column, mark_deleted
-from airflow_provider_cdc.sinks.delta.merge.table_edit import (
+from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_numbers, split_by_size
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHashes
+from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes, KeyMatches
+from airflow_provider_cdc.sinks.lake.merge.key_lookup import KeyLookup
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column, mark_deleted
+from airflow_provider_cdc.sinks.lake.merge.table_edit import (
     LARGE_FILE_BYTES,
     SLICES_FOLDER,
     TableEdit,
@@ -35,7 +36,6 @@ from airflow_provider_cdc.sinks.delta.merge.table_edit import (
     without_dead_rows,
     write_data_files,
 )
-from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_numbers, split_by_size
 from airflow_provider_cdc.sinks.protocol import Change, MultisetChange, OverwriteRange, PublishSlices, Truncate, Upsert
 
 #: Additional columns of changes: the number of the file that contains the change, and the row in it. Column names of a

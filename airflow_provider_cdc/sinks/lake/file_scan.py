@@ -10,9 +10,9 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.model.schema import DELETED_COLUMN
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
-from airflow_provider_cdc.sinks.delta.merge.table_edit import without_dead_rows
 from airflow_provider_cdc.sinks.files.parquet import PartitionValues, read_row_groups
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import drop_deleted_rows
+from airflow_provider_cdc.sinks.lake.merge.table_edit import without_dead_rows
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 

@@ -22,11 +22,6 @@ from airflow_provider_cdc.model.row_retention import RetainedRowsLoss, can_hold_
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
-from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import mark_deleted, with_deleted_column
-from airflow_provider_cdc.sinks.delta.merge.table_edit import LARGE_FILE_BYTES, count_rows, write_data_files
 from airflow_provider_cdc.sinks.files.parquet import (
     DataFile,
     has_only_columns,
@@ -34,6 +29,11 @@ from airflow_provider_cdc.sinks.files.parquet import (
     read_row_numbers,
     split_by_size,
 )
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher
+from airflow_provider_cdc.sinks.lake.merge.key_index import KeyIndex
+from airflow_provider_cdc.sinks.lake.merge.key_lookup import KeyLookup
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import mark_deleted, with_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.table_edit import LARGE_FILE_BYTES, count_rows, write_data_files
 
 
 @dataclass
