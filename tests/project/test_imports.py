@@ -36,9 +36,10 @@ ROOMS = (
     "sinks.storage",
     "sinks.files",
     "sinks",
-    "sinks.delta.log",
+    "sinks.lake.log",
     "sinks.lake.merge",
     "sinks.lake",
+    "sinks.delta.log",
     "sinks.delta",
     "state",
     "runtime",
@@ -64,6 +65,8 @@ TASK = {"task"}
 OF_TASKS = ("system", "model", "ddl", "config", "native", "mysql", "sinks")
 #: The rooms that face Airflow; nothing else may import it.
 AIRFLOW = {"airflow", "ui"}
+#: Rooms of sinks that `sinks/lake` may use: none of them belongs to a format.
+_LAKE_MAY_USE = {"sinks", "sinks.files", "sinks.storage"}
 #: Modules in one folder: more are a hall.
 SPACE = 22
 
@@ -148,9 +151,22 @@ def test_only_the_delta_sink_knows_delta() -> None:
     """Elsewhere a sink is what `sinks/protocol.py` says; `config/sink_kinds.py` names its module, as text."""
     delta = ROOT / PACKAGE / "sinks" / "delta"
     for path in MODULES:
-        if delta not in path.parents and delta.parent / "lake" not in path.parents:
+        if delta not in path.parents:
             for name in imported(path):
                 assert name.split(".")[0] != "deltalake" and not name.startswith(f"{PACKAGE}.sinks.delta"), path
+
+
+def test_the_shared_part_of_lakes_knows_no_format() -> None:
+    """What is in `sinks/lake` serves each format, whose log and encoder it knows by their protocol alone."""
+    lake = ROOT / PACKAGE / "sinks" / "lake"
+    paths = [path for path in MODULES if lake in path.parents]
+    assert len(paths) > 10
+    for path in paths:
+        for name in imported(path):
+            room = room_of(name.removeprefix(f"{PACKAGE}."))
+            assert not room.startswith("sinks.") or room in _LAKE_MAY_USE or room.startswith("sinks.lake"), path
+            assert name.split(".")[0] not in {"deltalake", "pyiceberg", "fastavro"}, path
+        assert "_delta_log" not in path.read_text(), path
 
 
 #: Rooms above the server and below the driver, whose files may lie in an object store.

@@ -106,7 +106,7 @@ class ChangeFeedWriter:
             rows = (
                 BitMap(range(count_rows(self._storage, file))) if path in edit.removed_files else edit.dead_rows[path]
             )
-            if living := rows - self._log.dead_rows(file):
+            if living := rows - self._log.dead_rows(file.path):
                 yield path, living, file.partition
 
     def _index_new_keys(self, edit: TableEdit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:

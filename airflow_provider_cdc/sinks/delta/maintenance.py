@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
 
 from deltalake import DeltaTable
 
@@ -14,10 +13,8 @@ from airflow_provider_cdc.sinks.delta.change_data_feed import feed_file_time
 from airflow_provider_cdc.sinks.delta.log.cross_check import DELTA_RS_ERRORS, error_line
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import VECTOR_FOLDER as VECTORS
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog, commit_versions
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.lake.merge.table_edit import CHANGES_FOLDER, is_part_file
-from airflow_provider_cdc.sinks.protocol import TableSize
 
 #: Minimum hours for which files of older versions are kept, for readers of such a version.
 MIN_RETENTION_HOURS = 1
@@ -133,24 +130,6 @@ def _storage_time(log: DeltaLog) -> float:
     return written_at_time
 
 
-def measure_size(files: Collection[LiveFile], compaction_count: int) -> TableSize:
-    """Return the size of a version.
-
-    :param files: live files of the version.
-    :param compaction_count: number of compactions so far.
-    """
-    rows = [n for file in files if isinstance(n := file.stats.get("numRecords"), int)]
-    dead = sum(file.dead_row_count for file in files)
-    return TableSize(
-        files=len(files),
-        bytes=sum(file.size for file in files),
-        rows=sum(rows) - dead if len(rows) == len(files) else None,
-        dead_rows=dead,
-        files_with_vectors=sum(file.deletion_vector is not None for file in files),
-        compactions=compaction_count,
-    )
-
-
 def _written_at(log: DeltaLog, name: str) -> float:
     """Return when a file was written, by the storage's clock; infinity if it no longer exists."""
     written = log.storage.modified_at(name)
@@ -163,8 +142,8 @@ def _may_clean_log(log: DeltaLog) -> bool:
     After a feature was dropped, Spark requires (feature ``checkpointProtection``) that all commits before that version
     are deleted together. They are, once that version itself is older than the retention.
     """
-    protected_before = str(log.configuration.get(_PROTECTED_BEFORE_PROPERTY, "0"))
-    retention = log_retention(log.configuration)
+    protected_before = str(log.properties.get(_PROTECTED_BEFORE_PROPERTY, "0"))
+    retention = log_retention(log.properties)
     if protected_before == "0":
         return True
     if not protected_before.isdecimal() or retention is None:
@@ -175,11 +154,11 @@ def _may_clean_log(log: DeltaLog) -> bool:
 
 def _retention_seconds(log: DeltaLog) -> float:
     """Return for how many seconds removed files are kept: the table's own retention, but at least an hour."""
-    retention = file_retention(log.configuration)
+    retention = file_retention(log.properties)
     if retention is None:
         raise TerminalError(
             f"no old files of the {log.name} are deleted: it has {DELETED_FILE_RETENTION} = "
-            f"{log.configuration[DELETED_FILE_RETENTION]!r}, "
+            f"{log.properties[DELETED_FILE_RETENTION]!r}, "
             "which this version does not understand",
             "Write it in the form interval 7 days, in sink.table_properties or with ALTER TABLE",
         )

@@ -1,9 +1,11 @@
-"""A table of a lakehouse, whatever its format: staged files, compaction and reading back.
+"""A table of a lakehouse, whatever its format: commits, staged files, compaction, reading back.
 
-``change_staging`` and ``slice_staging`` let tasks write rows as files of the table before any version lists them.
-``compaction`` chooses small files, and files with many dead rows, and merges them while the stream runs: only the commit
-looks at the current state of the table. ``file_scan`` reads a version back, one task per data file. What a change does
-to the files is decided in ``sinks.lake.merge``. The room is called by ``sinks.delta``, whose log it still uses: a table
-of another format has another log, and the same files, keys and dead rows. Tasks on other hosts use what is here, so
-that all of it can be pickled, and nothing holds a connection.
+A format supplies two things. Its **log** (``sinks.lake.log.TableLog``) tells the live files with their bounds,
+partitions and dead rows, the markers and the properties of the newest version. Its **encoder** is a subclass of
+``lake_table.LakeTable``: ``_write_commit`` turns a ``FileCommit`` (files added and removed, dead rows, definition) into
+its next version, or reports that another writer was faster; other methods make a changed definition in its terms.
+``LakeTable`` decides on the newest markers, checks the fence, has ``sinks.lake.merge`` prepare the files, and decides
+again after a conflict. ``table_checks`` refuses foreign tables by their properties. ``change_staging`` and
+``slice_staging`` write rows as files before any version lists them, ``compaction`` merges files while others write, and
+``file_scan`` reads a version, one task per file. No format is known here; ``sinks.delta`` has the first one.
 """

@@ -474,7 +474,7 @@ def test_a_table_that_is_not_there_or_another_one(tmp_path: Path) -> None:
     assert log.commit([{"metaData": {**log.metadata, "id": "another"}}], "REPLACE")
     with pytest.raises(TerminalError, match="was replaced by another one"):
         target.overwrite([], {"anew": 3}, FENCE)
-    configuration = {k: v for k, v in log.configuration.items() if k != "airflow-cdc.pipeline"}
+    configuration = {k: v for k, v in log.properties.items() if k != "airflow-cdc.pipeline"}
     mine = {**log.metadata, "configuration": configuration, "description": ""}
     assert log.commit([{"metaData": mine}], "REPLACE")
     with pytest.raises(TerminalError, match="belongs to no pipeline"):

@@ -88,7 +88,7 @@ def test_features_that_a_protocol_does_not_name() -> None:
 def given(target: DeltaSinkTable, *features: str, reader: bool = False, **properties: str) -> None:
     """Let somebody else add features, and properties whose names begin with ``delta.``."""
     log = target.load_log()
-    configuration = {**log.configuration, **{f"delta.{k}": v for k, v in properties.items()}}
+    configuration = {**log.properties, **{f"delta.{k}": v for k, v in properties.items()}}
     needed = merge_protocols(log.protocol, named([*features] if reader else [], [*features, *BASIC]))
     assert log.commit([{"protocol": needed}, {"metaData": {**log.metadata, "configuration": configuration}}], "SET")
 

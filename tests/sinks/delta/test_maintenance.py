@@ -42,7 +42,7 @@ def age(folder: Path, hours: float) -> None:
 
 def configure(log: DeltaLog, **properties: str | None) -> None:
     """As ALTER TABLE does."""
-    wanted = {**log.configuration, **{name.replace("_", "."): value for name, value in properties.items()}}
+    wanted = {**log.properties, **{name.replace("_", "."): value for name, value in properties.items()}}
     wanted = {name: value for name, value in wanted.items() if value is not None}
     assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
 

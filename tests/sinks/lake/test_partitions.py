@@ -26,9 +26,10 @@ from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log.live_file import DeltaLiveFile
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.table_format import DeltaTableFormat
 from airflow_provider_cdc.sinks.files.parquet import DataFile, open_parquet
 from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.lake.merge import partitions
@@ -431,7 +432,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     work = [c for c in target.plan_compactions() if c.partition["country"] == "a+b"]
     done = [(c, c.run()) for c in work]
     with monkeypatch.context() as patch:  # as another writer does it
-        patch.setattr("airflow_provider_cdc.sinks.lake.merge.table_edit.supports_vectors", lambda _: True)
+        patch.setattr(DeltaTableFormat, "supports_vectors", lambda *_: True)
         upsert(target, (90, "DE", None, 5, 3, "u"))
     expected[90] = ("DE", 5)
     assert work and not target.commit_compactions(done)
@@ -603,17 +604,17 @@ def test_another_writer_compacts(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- compaction
 
 
-def file(name: str, partition: str | None, size: int, dead: int = 0) -> LiveFile:
+def file(name: str, partition: str | None, size: int, dead: int = 0) -> DeltaLiveFile:
     found: dict[str, Any] = {"path": name, "size": size, "stats": '{"numRecords": 100}'}
     found["partitionValues"] = {"country": partition}
     if dead:
         found["deletionVector"] = {
             "storageType": "u", "pathOrInlineDv": "p", "offset": 1, "sizeInBytes": 1, "cardinality": dead
         }  # fmt: skip
-    return LiveFile(found)
+    return DeltaLiveFile(found)
 
 
-def groups(listed: list[LiveFile]) -> list[list[str]]:
+def groups(listed: list[DeltaLiveFile]) -> list[list[str]]:
     return [[f.path for f in group] for group in compaction.choose_file_groups(listed, lambda _: 100)]
 
 
