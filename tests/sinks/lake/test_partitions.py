@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_cdc.config import Sink
-from airflow_provider_cdc.config import sink_section as section
+from airflow_provider_cdc.config.delta_settings import DELTA_PARTITION_UNITS
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
@@ -735,7 +735,7 @@ def test_the_first_pattern_counts(tmp_path: Path) -> None:
     assert DeltaSink(str(tmp_path), "p", partition_by=by[:1]).table(KEYLESS).options.partitioned_by == ()
     settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]})
     assert DeltaSink.from_settings(settings, "p", None).partition_by == by
-    assert set(section._PARTITION_UNITS) == set(partitions.DATE_UNITS)
+    assert set(DELTA_PARTITION_UNITS) == set(partitions.DATE_UNITS)
 
 
 @pytest.mark.parametrize("before", [BY, ()])
