@@ -34,10 +34,10 @@ from airflow_provider_cdc.maintenance.table_maintenance import compact_table
 from airflow_provider_cdc.maintenance.task import run_compactions_in_threads
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
 from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
-from airflow_provider_cdc.sinks.delta.merge.change_merger import with_row_places
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile, describe_file, write_file
+from airflow_provider_cdc.sinks.lake.merge.change_merger import with_row_places
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.protocol import Compaction, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from bench.merge_scan import READERS, readings

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
-from airflow_provider_cdc.sinks.delta.merge.change_merger import with_row_places
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.files.parquet import describe_file, write_file
+from airflow_provider_cdc.sinks.lake.merge.change_merger import with_row_places
 from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, format_counts

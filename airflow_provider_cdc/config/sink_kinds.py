@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from airflow_provider_cdc.config.delta_settings import DELTA_PARTITION_UNITS, check_delta_settings
 
 DELETION_VECTORS, COPY_ON_WRITE = "deletion_vectors", "copy_on_write"
 #: Keys of the sink section that only some kinds have.
@@ -18,16 +21,24 @@ class SinkKind:
     :param sink_class: module and class, a :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`.
     :param merge_modes: supported values of ``sink.merge``, the default first.
     :param settings: those of :data:`KIND_SETTINGS` that it has.
+    :param partition_units: parts of dates that ``sink.partition_by`` may name.
+    :param check_settings: checks ``sink.path`` and ``sink.table_properties`` by the rules of the kind.
     """
 
     sink_class: str
     merge_modes: tuple[str, ...]
     settings: frozenset[str]
+    partition_units: tuple[str, ...] = ()
+    check_settings: Callable[[str, object], None] = lambda _path, _table_properties: None
 
 
 #: Kinds by ``sink.kind``.
 SINK_KINDS = {
     "delta": SinkKind(
-        "airflow_provider_cdc.sinks.delta.sink:DeltaSink", (DELETION_VECTORS, COPY_ON_WRITE), KIND_SETTINGS
+        "airflow_provider_cdc.sinks.delta.sink:DeltaSink",
+        (DELETION_VECTORS, COPY_ON_WRITE),
+        KIND_SETTINGS,
+        DELTA_PARTITION_UNITS,
+        check_delta_settings,
     ),
 }

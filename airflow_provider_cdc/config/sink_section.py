@@ -9,14 +9,12 @@ from typing import Any
 from airflow_provider_cdc.config.delete_policy import DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import check_patterns, matches_any
 from airflow_provider_cdc.config.sink_kinds import COPY_ON_WRITE, KIND_SETTINGS, SINK_KINDS
-from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
+from airflow_provider_cdc.config.store_address import StoreAddress
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
-from airflow_provider_cdc.config.table_properties import TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
 _PLANNED_KINDS = ("iceberg", "jdbc", "kafka", "changelog")
-_PARTITION_UNITS = ("year", "month", "day", "hour")
 #: ``on_dropped``: the copy of a dropped table is left unchanged; or its rows are deleted.
 KEEP, DROP = "keep", "drop"
 
@@ -66,19 +64,16 @@ class Sink:
         if not isinstance(path, str):
             raise invalid_value("sink.path", path, "the absolute path of a folder, such as /data/lake")
         address = StoreAddress.parse(path)
-        if "%" in (local_folder_of(path) or path):
-            raise NotReadyError(
-                f"sink.path has a percent sign: {path[:60]!r}",
-                "Name a folder without one: readers of Delta tables treat it as the start of an escape",
-            )
         if self.conn_id is not None:
             check_conn_id("sink.conn_id", self.conn_id)
             if address is None:
                 raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
+        self._check_settings_of_kind()
         self._check_modes("deletes", DELETE_MODES)
         TablePaths(self.table_path, self.lower_case)
-        TableProperties.parse(self.table_properties)
-        merge_modes = SINK_KINDS[self.kind].merge_modes
+        sink_kind = SINK_KINDS[self.kind]
+        sink_kind.check_settings(path, self.table_properties)
+        merge_modes = sink_kind.merge_modes
         if self.merge is None:
             object.__setattr__(self, "merge", merge_modes[0])
         self._check_modes("merge", merge_modes)
@@ -88,7 +83,6 @@ class Sink:
         for name in ("compaction", "adopt"):
             if not isinstance(getattr(self, name), bool):
                 raise invalid_value(f"sink.{name}", getattr(self, name), "true or false")
-        self._check_settings_of_kind()
 
     def _check_settings_of_kind(self) -> None:
         missing = KIND_SETTINGS - SINK_KINDS[self.kind].settings
@@ -140,7 +134,7 @@ class Sink:
             key, parts = f"sink.partition_by.{pattern}", value[pattern]
             if not isinstance(parts, list | tuple) or not parts:
                 raise invalid_value(key, parts, "a list such as [country, {month: created_at}]")
-            partitions[pattern] = [_check_partition(key, part) for part in parts]
+            partitions[pattern] = [_check_partition(key, part, SINK_KINDS[self.kind].partition_units) for part in parts]
         object.__setattr__(self, "partition_by", partitions)
 
     @property
@@ -154,19 +148,20 @@ class Sink:
         return tuple((pattern, tuple(map(_column_and_unit, parts))) for pattern, parts in self.partition_by.items())
 
 
-def _check_partition(key: str, part: object) -> str | dict[str, str]:
+def _check_partition(key: str, part: object, units: tuple[str, ...]) -> str | dict[str, str]:
     """Return a valid partition column or part of a date.
 
+    :param units: parts of dates that the kind of sink has.
     :raises NotReadyError: if it is neither.
     """
     if isinstance(part, str) and part:
         return part
     if isinstance(part, Mapping) and len(part) == 1:
         ((unit, column),) = part.items()
-        if unit in _PARTITION_UNITS and isinstance(column, str) and column:
+        if unit in units and isinstance(column, str) and column:
             return {unit: column}
     raise invalid_value(
-        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(_PARTITION_UNITS)}"
+        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(units)}"
     )
 
 

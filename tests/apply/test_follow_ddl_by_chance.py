@@ -32,8 +32,8 @@ from airflow_provider_cdc.mysql.chunks import chunk, keyless
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot import publish
-from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.sinks.delta.merge import table_edit
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge import table_edit
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch

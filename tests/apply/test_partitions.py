@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.maintenance.table_maintenance import compact_table
-from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.verify.run import verify_tables
-from tests.sinks.delta.test_partitions import READERS
+from tests.sinks.lake.test_partitions import READERS
 from tests.support.cli import Cli
 from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer

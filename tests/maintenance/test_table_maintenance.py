@@ -14,9 +14,9 @@ import pytest
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.maintenance.table_maintenance import MaintenanceWorker, compact_table, maintain_tables
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.protocol import Upsert
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.sinks.conformance import FENCE, KEYED, rows, widened

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.sinks.delta.adoption import OWNER_PROPERTY
+from airflow_provider_cdc.sinks.lake.table_checks import OWNER_PROPERTY
 from airflow_provider_cdc.snapshot.claims import GroupClaim
 from tests.support.cli import Cli, tree
 from tests.support.failpoints import FORGET

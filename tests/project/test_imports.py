@@ -36,8 +36,10 @@ ROOMS = (
     "sinks.storage",
     "sinks.files",
     "sinks",
+    "sinks.lake.log",
+    "sinks.lake.merge",
+    "sinks.lake",
     "sinks.delta.log",
-    "sinks.delta.merge",
     "sinks.delta",
     "state",
     "runtime",
@@ -63,6 +65,8 @@ TASK = {"task"}
 OF_TASKS = ("system", "model", "ddl", "config", "native", "mysql", "sinks")
 #: The rooms that face Airflow; nothing else may import it.
 AIRFLOW = {"airflow", "ui"}
+#: Rooms of sinks that `sinks/lake` may use: none of them belongs to a format.
+_LAKE_MAY_USE = {"sinks", "sinks.files", "sinks.storage"}
 #: Modules in one folder: more are a hall.
 SPACE = 22
 
@@ -152,6 +156,19 @@ def test_only_the_delta_sink_knows_delta() -> None:
                 assert name.split(".")[0] != "deltalake" and not name.startswith(f"{PACKAGE}.sinks.delta"), path
 
 
+def test_the_shared_part_of_lakes_knows_no_format() -> None:
+    """What is in `sinks/lake` serves each format, whose log and encoder it knows by their protocol alone."""
+    lake = ROOT / PACKAGE / "sinks" / "lake"
+    paths = [path for path in MODULES if lake in path.parents]
+    assert len(paths) > 10
+    for path in paths:
+        for name in imported(path):
+            room = room_of(name.removeprefix(f"{PACKAGE}."))
+            assert not room.startswith("sinks.") or room in _LAKE_MAY_USE or room.startswith("sinks.lake"), path
+            assert name.split(".")[0] not in {"deltalake", "pyiceberg", "fastavro"}, path
+        assert "_delta_log" not in path.read_text(), path
+
+
 #: Rooms above the server and below the driver, whose files may lie in an object store.
 _STORED = (
     *("sinks", "runtime", "chunk_groups", "apply", "resnapshot", "snapshot", "maintenance", "stream", "verify"),
@@ -169,7 +186,7 @@ def test_files_are_reached_through_a_storage() -> None:
         "sinks/storage/open_storage.py",
         "sinks/storage/durable_file.py",
         "sinks/files/layout.py",
-        "sinks/delta/merge/key_index.py",
+        "sinks/lake/merge/key_index.py",
         "preflight/run.py",
         "stream/spark_query.py",
         "stream/spark_source.py",

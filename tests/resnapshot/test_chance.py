@@ -19,10 +19,10 @@ from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.resnapshot import publish
-from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
-from airflow_provider_cdc.sinks.delta.merge import key_index, table_edit
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge import key_index, table_edit
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch

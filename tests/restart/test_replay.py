@@ -21,8 +21,8 @@ from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.delta.merge.change_merger import ChangeMerger
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake.merge.change_merger import ChangeMerger
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.state import StateDatabase

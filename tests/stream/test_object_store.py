@@ -22,7 +22,7 @@ from airflow_provider_cdc.maintenance import table_maintenance
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.storage.request_counts import count_requests_in, format_counts, sum_counts
 from airflow_provider_cdc.snapshot.run import run_group, run_snapshot
 from airflow_provider_cdc.state import StateDatabase

@@ -11,10 +11,10 @@ from pyroaring import BitMap
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import write_file
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.protocol import Fence, SinkTable
 
 

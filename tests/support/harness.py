@@ -48,7 +48,7 @@ from airflow_provider_cdc.observe.observer import snapshot_observer
 from airflow_provider_cdc.preflight import run as preflight
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.snapshot.run import run_group, run_snapshot
 from airflow_provider_cdc.spark import session
 from airflow_provider_cdc.stream import epoch

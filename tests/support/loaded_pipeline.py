@@ -12,8 +12,8 @@ from typing import Self
 import pymysql
 import pytest
 
-from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.sinks.delta.merge import key_index
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge import key_index
 from tests.support.altering import Seen, quoted, seen
 from tests.support.chance import Threads
 from tests.support.cli import Cli

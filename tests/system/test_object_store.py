@@ -67,7 +67,7 @@ def test_snapshot_and_stream(
     other.catch_up()
     files = len(parquet(s3, f"lake/{database}/t"))
     code = (
-        "import airflow_provider_cdc.sinks.delta.compaction as c, airflow_provider_cdc.cli as l; c.FANOUT = 2; l.main()"
+        "import airflow_provider_cdc.sinks.lake.compaction as c, airflow_provider_cdc.cli as l; c.FANOUT = 2; l.main()"
     )
     command = [sys.executable, "-c", code, "maintain", "-f", str(other.file)]
     environment = {**os.environ, **other.env, "PYTHONPATH": str(ROOT)}

@@ -1,9 +1,9 @@
-"""The Delta sink: tables, slices, resume points and maintenance. No other package depends on Delta.
+"""The Delta sink: the encoder of its commits, definitions, resume points and maintenance. Only this room knows Delta.
 
-``sink.DeltaSink`` implements ``PipelineSink``. ``table.DeltaSinkTable`` is one table: ``commit_edit`` decides based on
-the markers of the newest version, has ``sinks.delta.merge`` prepare the files, writes the next version, and starts over
-if another commit came first. ``change_staging`` and ``slice_staging`` let tasks write rows as files of the table before
-any version lists them. ``resume_point`` is the table ``_cdc_progress``. ``definition_changes`` follows DDL by changing
-only the log. ``compaction`` and ``maintenance`` merge small files and delete old ones. ``adoption`` and
-``table_metadata`` decide whether a table may be written to. The room is loaded by ``sinks.registry`` only.
+``sink.DeltaSink`` implements ``PipelineSink``. ``table.DeltaSinkTable`` is a ``LakeTable`` (``sinks.lake``) over the
+Delta log (``sinks.delta.log``). ``commit_encoder`` turns what a commit does to files into actions of this log, and
+``change_data_feed`` records which rows it changes. ``definition_changes`` follows DDL by changing only the log;
+``table_metadata`` and ``table_format`` say what a table and its files look like. ``resume_point`` is the table
+``_cdc_progress``. ``maintenance`` writes checkpoints and deletes old files, and ``adoption`` decides whether a table of
+other software may become the copy. The room is loaded by ``sinks.registry`` only.
 """

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from airflow_provider_cdc.config.table_properties import OWN_PREFIX
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import merge_protocols, protocol_actions, protocol_with_feed
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
+from airflow_provider_cdc.sinks.lake.table_checks import owner_of
 
-#: Prefix of the description of a table that a pipeline owns, which only users read, and the property that names the
-#: pipeline.
-OWNER_DESCRIPTION_PREFIX, OWNER_PROPERTY = "airflow-cdc pipeline ", f"{OWN_PREFIX}pipeline"
-
-
-def owner_of(metadata: Mapping[str, Any]) -> str | None:
-    """Return the pipeline that owns a table, or ``None`` if no pipeline does.
-
-    :param metadata: metadata of the table.
-    """
-    return cast("str | None", (metadata.get("configuration") or {}).get(OWNER_PROPERTY))
+#: Prefix of the description of a table that a pipeline owns, which only users read.
+OWNER_DESCRIPTION_PREFIX = "airflow-cdc pipeline "
 
 
 def check_adoptable(log: DeltaLog, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]) -> None:
@@ -51,7 +42,7 @@ def find_adoption_obstacles(
     :param nullable: names of the columns that may be NULL in the source.
     """
     obstacles = []
-    if (owner := owner_of(log.metadata)) is not None:
+    if (owner := owner_of(log.properties)) is not None:
         obstacles.append(f"it belongs to {OWNER_DESCRIPTION_PREFIX}{owner}")
     if log.markers:
         obstacles.append(f"it has a writer: {', '.join(sorted(log.markers)[:3])}")
@@ -95,7 +86,7 @@ def adoption_actions(log: DeltaLog, metadata: Mapping[str, Any], protocol: Mappi
         **metadata,
         **{key: old_metadata[key] for key in ("id", "name", "createdTime") if key in old_metadata},
         "schemaString": json.dumps(schema),
-        "configuration": {**log.configuration, **drop_shorter_retentions(log.configuration, metadata["configuration"])},
+        "configuration": {**log.properties, **drop_shorter_retentions(log.properties, metadata["configuration"])},
     }
     new_protocol = protocol_with_feed(merge_protocols(log.protocol, protocol), new_metadata["configuration"])
     return [

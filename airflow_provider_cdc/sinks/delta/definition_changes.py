@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -29,26 +29,22 @@ from airflow_provider_cdc.sinks.delta.log.features import (
     protocol_for,
     uses_vectors,
 )
-from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
-from airflow_provider_cdc.sinks.delta.merge.retained_rows import RetainedFiles
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
+from airflow_provider_cdc.sinks.delta.table_format import DeltaTableFormat
 from airflow_provider_cdc.sinks.delta.table_metadata import (
-    KEY_PROPERTY,
     DeltaTableOptions,
     build_column_metadata,
     build_metadata,
     has_same_columns,
-    key_property_value,
     schema_fields,
 )
-from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
+from airflow_provider_cdc.sinks.lake.table_checks import KEY_PROPERTY, key_property_value
 
 _FRESH_PATH_REMEDY = "Start with a fresh sink.path"
 
 
 def alter_actions(
-    log: DeltaLog, old_table: TableSchema, table_format: TableFormat, options: DeltaTableOptions
+    log: DeltaLog, old_table: TableSchema, table_format: DeltaTableFormat, options: DeltaTableOptions
 ) -> list[dict[str, Any]]:
     """Return actions that give a table other columns; none if nothing changes.
 
@@ -82,32 +78,20 @@ def alter_actions(
 
 
 def overwrite_actions(
-    log: DeltaLog,
-    table_format: TableFormat,
-    options: DeltaTableOptions,
-    slices: Sequence[DataFile],
-    retained_files: RetainedFiles,
+    log: DeltaLog, table_format: DeltaTableFormat, options: DeltaTableOptions
 ) -> list[dict[str, Any]]:
-    """Return actions that replace all rows by slices, and the columns by those of a definition.
+    """Return actions that replace the columns of a table, in a commit that replaces all of its rows.
 
-    Slices are added unchanged, whichever way rows are deleted in this table. A change data feed reports all old rows as
-    deleted and the new ones as inserted; readers derive that from the removed and added files. Feed files would need
-    the new columns, which old rows may lack, and would use the new key.
+    A change data feed reports all old rows, except dead ones, as deleted and the new ones as inserted, even if they are
+    equal; readers derive that from the removed and added files. Feed files would need the new columns, which old rows
+    may lack, and would use the new key.
 
     :param log: the current state of the table.
     :param table_format: format under the new definition.
     :param options: options under the new definition.
-    :param slices: new content of the table. Files without rows are left out.
-    :param retained_files: rows to keep.
-    :raises TerminalError: if the table cannot get these columns, or already has one of the slices.
+    :raises TerminalError: if the table cannot get these columns.
     """
     declared = table_format.table_schema
-    files = {file.path: file for part in slices for file in part.files if file.rows}
-    # Adding it again would undo changes to its rows. Also, a version must not remove and add the same file.
-    if already_live := sorted(files.keys() & log.files.keys()):
-        raise TerminalError(
-            f"the file {log.storage.location(already_live[0])} is part of the table already", _FRESH_PATH_REMEDY
-        )
     if problem := _duplicate_column(declared):
         raise TerminalError(
             f"the {log.name} cannot be given the columns of its source table: {problem}", _FRESH_PATH_REMEDY
@@ -115,7 +99,7 @@ def overwrite_actions(
     metadata = {
         **log.metadata,
         "schemaString": _overwritten_schema(log, table_format, options),
-        "configuration": {**log.configuration, KEY_PROPERTY: key_property_value(table_format.key_columns)},
+        "configuration": {**log.properties, KEY_PROPERTY: key_property_value(table_format.key_columns)},
     }
     protocol = merge_protocols(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)
@@ -123,29 +107,26 @@ def overwrite_actions(
         *protocol_actions(log.protocol, protocol),
         {"metaData": metadata},  # even if equal: makes concurrent transactions of other programs conflict
         *drop_clustering_columns(log.domain_metadata, declared.names),
-        *(f.remove_action(data_change=True) for f in log.files.values() if f.path not in retained_files.unchanged),
-        *(add_action(file, table_format.stats_column, None) for file in (*files.values(), *retained_files.written)),
     ]
 
 
-def reset_actions(log: DeltaLog, table_format: TableFormat, options: DeltaTableOptions) -> list[dict[str, Any]]:
-    """Return actions that remove all rows of a table and give it any other columns.
+def reset_actions(log: DeltaLog, table_format: DeltaTableFormat, options: DeltaTableOptions) -> list[dict[str, Any]]:
+    """Return actions that give a table any other columns, in a commit that removes all of its rows.
 
     :param log: the current state of the table.
     """
-    vectors = uses_vectors(log.protocol, log.configuration)
+    vectors = uses_vectors(log.protocol, log.properties)
     new_protocol = merge_protocols(log.protocol, protocol_for(table_format.table_schema, vectors=vectors))
-    configuration = {name: value for name, value in log.configuration.items() if name != KEY_PROPERTY}
+    configuration = {name: value for name, value in log.properties.items() if name != KEY_PROPERTY}
     new_metadata = build_metadata(table_format.schema, options, configuration, log.metadata["description"])
     return [
         *protocol_actions(log.protocol, new_protocol),
         {"metaData": {**new_metadata, "id": log.metadata["id"]}},
         *drop_clustering_columns(log.domain_metadata, table_format.table_schema.names),
-        *(file.remove_action(data_change=True) for file in log.files.values()),
     ]
 
 
-def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, table_format: TableFormat) -> str | None:
+def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, table_format: DeltaTableFormat) -> str | None:
     """Return why the columns cannot change to those of another definition; ``None`` if they can.
 
     To support changes other than added and removed columns, allow them here and create actions for them.
@@ -166,7 +147,7 @@ def _duplicate_column(declared: pa.Schema) -> str | None:
 
 
 def _altered_schema(
-    log: DeltaLog, old_table: TableSchema, table_format: TableFormat, options: DeltaTableOptions
+    log: DeltaLog, old_table: TableSchema, table_format: DeltaTableFormat, options: DeltaTableOptions
 ) -> str:
     """Return the new columns in the format of the log.
 
@@ -182,7 +163,7 @@ def _altered_schema(
     return json.dumps(new_schema)
 
 
-def _overwritten_schema(log: DeltaLog, table_format: TableFormat, options: DeltaTableOptions) -> str:
+def _overwritten_schema(log: DeltaLog, table_format: DeltaTableFormat, options: DeltaTableOptions) -> str:
     """Return the new columns in the format of the log, whatever columns the table had.
 
     Metadata from other programs is kept for unchanged columns. So is a comment that this project no longer sets,

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Collection
-from urllib.parse import unquote
 
-import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION
 from airflow_provider_cdc.model.errors import NoRoomError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.change_data_feed import FEED_FOLDER as FEED
+from airflow_provider_cdc.sinks.delta.change_data_feed import feed_file_time
+from airflow_provider_cdc.sinks.delta.log.cross_check import DELTA_RS_ERRORS, error_line
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import VECTOR_FOLDER as VECTORS
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog, commit_versions
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
-from airflow_provider_cdc.sinks.delta.merge.change_data_feed import FEED_FOLDER as FEED
-from airflow_provider_cdc.sinks.delta.merge.change_data_feed import feed_file_time
-from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER, is_part_file
-from airflow_provider_cdc.sinks.protocol import TableSize
+from airflow_provider_cdc.sinks.lake.merge.table_edit import CHANGES_FOLDER, is_part_file
 
 #: Minimum hours for which files of older versions are kept, for readers of such a version.
 MIN_RETENTION_HOURS = 1
 #: Hours after which a file that no version refers to is abandoned: its writer was killed.
 _ABANDONED_HOURS = 48
-#: Errors of delta-rs; OSError if an object store did not respond.
-_OF_DELTA_RS = (DeltaError, OSError)
 _PROTECTED_BEFORE_PROPERTY = "delta.requireCheckpointProtectionBeforeVersion"
 #: Commits between two checkpoints.
 _CHECKPOINT_INTERVAL = 100
@@ -61,44 +53,12 @@ def write_checkpoint_if_due(log: DeltaLog, commits: int | None = None) -> None:
         table.create_checkpoint()
         if _may_clean_log(log):
             table.cleanup_metadata()
-    except _OF_DELTA_RS as error:
+    except DELTA_RS_ERRORS as error:
         raise TransientError(
-            f"no checkpoint of the {log.name} could be written: {_one_line(error)}",
+            f"no checkpoint of the {log.name} could be written: {error_line(error)}",
             "The next maintenance run will try again",
         ) from None
     log.checkpoint_version = log.version
-
-
-def _one_line(error: Exception) -> str:
-    """Return the text of an error of delta-rs, which prints a colored tree, as one line."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", str(error)).split())
-
-
-def cross_check_live_files(log: DeltaLog) -> None:
-    """Check that delta-rs finds the same live files in the log, before files are permanently deleted.
-
-    The two programs read the log with independent code, so that a part missed by one of them shows as a difference.
-
-    :raises TransientError: if delta-rs cannot read the log now.
-    :raises TerminalError: if it finds other files.
-    """
-    try:
-        table = DeltaTable(
-            log.storage.uri(), version=log.version, storage_options=log.storage.storage_options() or None
-        )
-        delta_rs_paths = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
-    except _OF_DELTA_RS as error:
-        raise TransientError(
-            f"no old files of the {log.name} were deleted: delta-rs cannot read it: {_one_line(error)}",
-            "The next maintenance run will try again",
-        ) from None
-    if delta_rs_paths != log.files.keys():
-        names = sorted(delta_rs_paths ^ log.files.keys())
-        raise TerminalError(
-            f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, but "
-            f"{len(delta_rs_paths)} as delta-rs reads it; {names[0]} is in only one of the two lists",
-            "Do not run VACUUM. Stop the stream, run airflow-cdc verify, and report it with the folder _delta_log",
-        )
 
 
 def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
@@ -138,7 +98,7 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
             return _written_at(log, name) < now - max(retention, _ABANDONED_HOURS * 3600)
 
         if expired := [name for name in unneeded if is_old(name)]:
-            cross_check_live_files(log)
+            log.cross_check_files()
             log.storage.delete(*expired)
         log.forget_tombstones(last_expired)
     except OSError as error:
@@ -170,24 +130,6 @@ def _storage_time(log: DeltaLog) -> float:
     return written_at_time
 
 
-def measure_size(files: Collection[LiveFile], compaction_count: int) -> TableSize:
-    """Return the size of a version.
-
-    :param files: live files of the version.
-    :param compaction_count: number of compactions so far.
-    """
-    rows = [n for file in files if isinstance(n := file.stats.get("numRecords"), int)]
-    dead = sum(file.dead_row_count for file in files)
-    return TableSize(
-        files=len(files),
-        bytes=sum(file.size for file in files),
-        rows=sum(rows) - dead if len(rows) == len(files) else None,
-        dead_rows=dead,
-        files_with_vectors=sum(file.deletion_vector is not None for file in files),
-        compactions=compaction_count,
-    )
-
-
 def _written_at(log: DeltaLog, name: str) -> float:
     """Return when a file was written, by the storage's clock; infinity if it no longer exists."""
     written = log.storage.modified_at(name)
@@ -200,8 +142,8 @@ def _may_clean_log(log: DeltaLog) -> bool:
     After a feature was dropped, Spark requires (feature ``checkpointProtection``) that all commits before that version
     are deleted together. They are, once that version itself is older than the retention.
     """
-    protected_before = str(log.configuration.get(_PROTECTED_BEFORE_PROPERTY, "0"))
-    retention = log_retention(log.configuration)
+    protected_before = str(log.properties.get(_PROTECTED_BEFORE_PROPERTY, "0"))
+    retention = log_retention(log.properties)
     if protected_before == "0":
         return True
     if not protected_before.isdecimal() or retention is None:
@@ -212,11 +154,11 @@ def _may_clean_log(log: DeltaLog) -> bool:
 
 def _retention_seconds(log: DeltaLog) -> float:
     """Return for how many seconds removed files are kept: the table's own retention, but at least an hour."""
-    retention = file_retention(log.configuration)
+    retention = file_retention(log.properties)
     if retention is None:
         raise TerminalError(
             f"no old files of the {log.name} are deleted: it has {DELETED_FILE_RETENTION} = "
-            f"{log.configuration[DELETED_FILE_RETENTION]!r}, "
+            f"{log.properties[DELETED_FILE_RETENTION]!r}, "
             "which this version does not understand",
             "Write it in the form interval 7 days, in sink.table_properties or with ALTER TABLE",
         )

@@ -13,10 +13,10 @@ from airflow_provider_cdc.config.table_properties import LOG_RETENTION
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, write_data_files
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.table_format import DeltaTableFormat
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit, write_data_files
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -96,7 +96,9 @@ class DeltaResumePoint:
         }
 
         def decide(log: DeltaLog) -> TableEdit:
-            files, _ = write_data_files(self._storage, TableFormat(_SCHEMA), [pa.Table.from_pylist([row], _SCHEMA)])
+            files, _ = write_data_files(
+                self._storage, DeltaTableFormat(_SCHEMA), [pa.Table.from_pylist([row], _SCHEMA)]
+            )
             return TableEdit(removed_files=set(log.files), added_files=[(file, BitMap()) for file in files])
 
         self.sink_table.commit_edit(decide, {}, fence)

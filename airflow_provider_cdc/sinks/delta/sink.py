@@ -13,15 +13,18 @@ from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePa
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, NO_PROPERTIES, TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import has_feed, reserved_by_feed
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, TableFormat
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
-from airflow_provider_cdc.sinks.delta.table_metadata import SOURCE_PROPERTY, DeltaTableOptions, build_column_metadata
+from airflow_provider_cdc.sinks.delta.table_format import DeltaTableFormat
+from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions, build_column_metadata
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.lake.change_staging import TableChangeStaging
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
+from airflow_provider_cdc.sinks.lake.table_checks import SOURCE_PROPERTY
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -96,21 +99,27 @@ class DeltaSink:
             self._table_storage(table), table_format.schema, table.key, table.integer_key_column, options
         )
 
-    def change_staging(self) -> DeltaChangeStaging:
+    def change_staging(self) -> TableChangeStaging:
         """Return change staging in the tables' folders, and in a folder for what does not become part of them."""
         keyless_staging = FileChangeStaging(self._storage, self._layout.change_staging_folder)
-        return DeltaChangeStaging(self._table_storage, keyless_staging, self.deletes, self._format)
+        return TableChangeStaging(
+            self._table_storage,
+            lambda table: DeltaLog(self._table_storage(table)),
+            keyless_staging,
+            self.deletes,
+            self._format,
+        )
 
     def resume_point(self) -> DeltaResumePoint:
         """Return the resume point: the table ``_cdc_progress``."""
         return DeltaResumePoint(self._storage.subfolder(self._layout.resume_point_folder), self.pipeline)
 
-    def _format(self, table: TableSchema) -> TableFormat:
+    def _format(self, table: TableSchema) -> DeltaTableFormat:
         """Return the format of a table. Of the patterns in ``partition_by``, the first that matches applies."""
         matching_fields = (
             parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
         )
-        table_format = TableFormat.for_table(table, [PartitionField(*part) for part in next(matching_fields, ())])
+        table_format = DeltaTableFormat.for_table(table, [PartitionField(*part) for part in next(matching_fields, ())])
         options = DeltaTableOptions(properties=self.table_properties.properties_of(*table.id))
         table_format = replace(table_format, row_group_size=options.row_group_size)
         if self.deletes.mode_of(table) == SOFT:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -14,20 +14,15 @@ from deltalake import Schema
 
 from airflow_provider_cdc.config.delete_policy import HARD
 from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION, LOG_RETENTION, OWN_PREFIX
-from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.delta.adoption import owner_of
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import VECTORS_PROPERTY, has_feed
 from airflow_provider_cdc.sinks.delta.log.retention import drop_shorter_retentions
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField, TableFormat
+from airflow_provider_cdc.sinks.delta.table_format import DeltaTableFormat
+from airflow_provider_cdc.sinks.lake.table_checks import DELETES_PROPERTY
+from airflow_provider_cdc.sinks.lake.table_options import TableOptions
 
-#: Property of a table that keeps rows deleted in the source: ``sink.deletes``.
-DELETES_PROPERTY = "airflow-cdc.deletes"
-#: Property of a table: the source table of which it is the copy.
-SOURCE_PROPERTY = f"{OWN_PREFIX}source"
-#: Property of a table that was overwritten: the columns of its key, which nothing else in its log records.
-KEY_PROPERTY = f"{OWN_PREFIX}key"
 #: Default properties of a new table.
 _DEFAULT_PROPERTIES = {
     LOG_RETENTION: "interval 1 days",
@@ -39,28 +34,8 @@ _FEED_ROW_GROUP_SIZE = 4096
 
 
 @dataclass(frozen=True)
-class DeltaTableOptions:
-    """Options of a table.
-
-    :param deletion_vectors: whether rows are deleted by deletion vectors; otherwise files are rewritten.
-    :param index_bytes: memory limit in bytes of its key index.
-    :param deletes: how rows that the source deletes are handled; one of
-        :data:`~airflow_provider_cdc.config.delete_policy.DELETE_MODES`.
-    :param properties: table properties in addition to those that the project sets.
-    :param column_metadata: metadata by column.
-    :param adopt: whether a table made by other software is adopted.
-    :param nullable_columns: names of the columns that may be NULL in the source.
-    :param partitioned_by: columns, and parts of dates.
-    """
-
-    deletion_vectors: bool = True
-    index_bytes: int = 1 << 28
-    deletes: str = HARD
-    properties: Mapping[str, str] = field(default_factory=dict)
-    column_metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    adopt: bool = False
-    nullable_columns: frozenset[str] = frozenset()
-    partitioned_by: tuple[PartitionField, ...] = ()
+class DeltaTableOptions(TableOptions):
+    """Options of a Delta table."""
 
     @property
     def row_group_size(self) -> int | None:
@@ -92,7 +67,7 @@ def build_metadata(
     :param configuration: its properties.
     :param owner: its description.
     """
-    table_format = TableFormat(schema, options.partitioned_by)
+    table_format = DeltaTableFormat(schema, options.partitioned_by)
     fields = json.loads(Schema.from_arrow(table_format.table_schema).to_json())
     for column in fields["fields"]:
         column["metadata"] = {**column["metadata"], **options.column_metadata.get(column["name"], {})}
@@ -119,49 +94,10 @@ def build_column_metadata(table: TableSchema) -> dict[str, dict[str, str]]:
 
 def with_current_properties(log: DeltaLog, options: DeltaTableOptions) -> Mapping[str, Any]:
     """Return a table's metadata with the properties that it is to have now; the same object if nothing changes."""
-    wanted_properties = {**log.configuration, **drop_shorter_retentions(log.configuration, options.properties)}
-    if wanted_properties == log.configuration:
+    wanted_properties = {**log.properties, **drop_shorter_retentions(log.properties, options.properties)}
+    if wanted_properties == log.properties:
         return log.metadata
     return {**log.metadata, "configuration": wanted_properties}
-
-
-_FRESH_PATH_REMEDY = "Other software did that, and what it has written would be lost: use a fresh sink.path"
-
-
-def check_not_replaced(log: DeltaLog, known_metadata: Mapping[str, Any] | None) -> None:
-    """Refuse a table that was replaced by another one.
-
-    :param known_metadata: its earlier metadata, if known.
-    :raises TerminalError: if it was replaced.
-    """
-    if known_metadata is not None and log.metadata.get("id") != known_metadata.get("id"):
-        raise TerminalError(f"the {log.name} was replaced by another one", _FRESH_PATH_REMEDY)
-
-
-def check_columns(log: DeltaLog, schema: pa.Schema) -> None:
-    """Refuse a table with other columns: it was altered, or follows a newer definition.
-
-    :param schema: schema of the table as readers see it.
-    :raises TerminalError: if the columns differ.
-    """
-    if not has_same_columns(log, schema):
-        raise TerminalError(f"the {log.name} has other columns than its source table", _FRESH_PATH_REMEDY)
-
-
-def key_property_value(key_columns: Sequence[str]) -> str:
-    """Return the value of :data:`KEY_PROPERTY` for the columns of a key."""
-    return json.dumps(list(key_columns), ensure_ascii=False)
-
-
-def check_key(log: DeltaLog, key_columns: Sequence[str]) -> None:
-    """Refuse a table that was given another key, by which this definition would not find its rows.
-
-    :param key_columns: columns of the key; none if there is no key.
-    :raises TerminalError: if the keys differ.
-    """
-    current_key = log.configuration.get(KEY_PROPERTY)
-    if current_key is not None and current_key != key_property_value(key_columns):
-        raise TerminalError(f"the {log.name} has another key than its source table: {current_key}", _FRESH_PATH_REMEDY)
 
 
 def has_same_columns(log: DeltaLog, schema: pa.Schema) -> bool:
@@ -203,50 +139,3 @@ def check_column_names(log: DeltaLog, wanted_metadata: Mapping[str, Any]) -> Non
 def column_names(metadata: Mapping[str, Any]) -> list[str]:
     """Return the names of a table's columns, in order."""
     return [column["name"] for column in schema_fields(metadata["schemaString"])]
-
-
-def check_owner(log: DeltaLog, pipeline: str) -> None:
-    """Refuse a table that the pipeline does not own.
-
-    :raises TerminalError: if another pipeline, or none, owns it.
-    """
-    if owner_of(log.metadata) != pipeline:
-        raise TerminalError(
-            f"the {log.name} was not created by pipeline {pipeline}",
-            "Choose another sink.path: only one pipeline may write to a table",
-        )
-
-
-def check_has_owner(log: DeltaLog) -> None:
-    """Refuse a table that no pipeline owns.
-
-    :raises TerminalError: if it has no owner.
-    """
-    if owner_of(log.metadata) is None:
-        raise TerminalError(
-            f"the {log.name} belongs to no pipeline: it was replaced by another one, or created by other software",
-            "Start with a fresh sink.path",
-        )
-
-
-def check_settings(log: DeltaLog, table_format: TableFormat, options: DeltaTableOptions) -> None:
-    """Refuse a table that was created with other unchangeable settings, or for another source table.
-
-    :raises TerminalError: if its partitioning differs.
-    :raises NotReadyError: if its ``sink.deletes`` differs, or it is the copy of another table.
-    """
-    table_source, own_source = log.configuration.get(SOURCE_PROPERTY), options.properties.get(SOURCE_PROPERTY)
-    if table_source is not None and own_source is not None and table_source != own_source:
-        raise NotReadyError(
-            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: their folders are the same "
-            "there, as if case did not count",
-            "Give the tables different folders in sink.table_path, or exclude one of them",
-        )
-    table_format.check_partition_columns(log.name, log.metadata)
-    table_deletes = log.configuration.get(DELETES_PROPERTY, HARD)
-    if table_deletes != options.deletes:
-        raise NotReadyError(
-            f"the {log.name} was created with sink.deletes {table_deletes}, which is {options.deletes} now",
-            f"It cannot be changed later: set it back to {table_deletes} for this table, or start with a fresh "
-            "sink.path",
-        )

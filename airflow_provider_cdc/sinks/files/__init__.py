@@ -5,5 +5,5 @@ amendments. ``parquet`` is the only module that reads or writes Parquet: ``write
 ``ChangeFileWriter``; a ``DataFile`` describes what was written. ``change_staging.FileChangeStaging`` keeps the changes
 of a batch range until the batch is applied; a sink may use it or have its own. ``attempt_signals`` lets the driver of a
 chunk group talk to its readers. The room uses ``sinks.storage``, and depends on no kind of sink. The room is called by
-``sinks``, ``sinks.delta``, ``chunk_groups``, ``apply`` and ``resnapshot``.
+``sinks``, ``sinks.lake``, ``chunk_groups``, ``apply`` and ``resnapshot``.
 """

@@ -80,8 +80,8 @@ def test_it_is_adopted(tmp_path: Path, copies: bool, deletes: DeletePolicy) -> N
     columns = {c["name"]: c for c in json.loads(log.metadata["schemaString"])["fields"]}
     assert list(columns) == names and all(c["nullable"] for c in columns.values())
     assert columns["v"]["metadata"] == {"comment": "ours", "tag": "x", "airflow-cdc.type": "varchar(9)"}
-    assert ("delta.enableDeletionVectors" in log.configuration) is not copies
-    assert log.configuration["delta.checkpointInterval"] == "100"
+    assert ("delta.enableDeletionVectors" in log.properties) is not copies
+    assert log.properties["delta.checkpointInterval"] == "100"
     if copies:
         assert DeltaTable(str(tmp_path / "shop" / "t")).to_pyarrow_table()["id"].to_pylist() == [2]
 
@@ -100,7 +100,7 @@ def test_its_retentions_stay_unless_longer_ones_are_asked_for(
     longer = {KEPT: asked} if asked and KEPT in theirs else {}
     usual = {KEPT: "interval 2 hours"} if not asked and KEPT in theirs else {}
     expected = {**theirs, **longer, **usual}
-    found = target.load_log().configuration
+    found = target.load_log().properties
     assert {k: v for k, v in found.items() if k.endswith("RetentionDuration")} == expected
 
 

@@ -18,12 +18,13 @@ from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, Table
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import write_file
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.protocol import Change, Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from tests.sinks.conformance import nullable
 from tests.support.readers import without_spark
@@ -281,7 +282,7 @@ def test_a_column_that_a_feed_hides(tmp_path: Path) -> None:
     """Somebody has turned the feed on: a table that nobody could read any more is not made."""
     where = sink(tmp_path)
     log = table_with_history(where).load_log()
-    configuration = {**log.configuration, CHANGE_DATA_FEED: "true"}
+    configuration = {**log.properties, CHANGE_DATA_FEED: "true"}
     protocol = {**log.protocol, "writerFeatures": [*log.protocol["writerFeatures"], "changeDataFeed"]}
     assert log.commit([{"protocol": protocol}, {"metaData": {**log.metadata, "configuration": configuration}}], "SET")
     table = TABLE.replace(columns=(*TABLE.columns, nullable("_change_type", "int")))
@@ -293,7 +294,7 @@ def test_a_column_that_a_feed_hides(tmp_path: Path) -> None:
 def test_column_mapping_is_refused_by_name(tmp_path: Path) -> None:
     where = sink(tmp_path)
     log = table_with_history(where).load_log()
-    configuration = {**log.configuration, "delta.columnMapping.mode": "name"}
+    configuration = {**log.properties, "delta.columnMapping.mode": "name"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": configuration}}], "SET")
     with pytest.raises(TerminalError, match="uses columnMapping"):
         where.table(more(TABLE)).alter(TABLE, {"ddl": 3}, FENCE)
@@ -309,7 +310,7 @@ def test_a_table_that_is_nobodys_or_another_one(tmp_path: Path) -> None:
     further = more(TABLE).replace(columns=(*more(TABLE).columns, nullable("m", "int")))
     with pytest.raises(TerminalError, match="was replaced by another one"):
         target.alter(more(TABLE), {"ddl": 4}, FENCE)
-    configuration = {k: v for k, v in log.configuration.items() if k != "airflow-cdc.pipeline"}
+    configuration = {k: v for k, v in log.properties.items() if k != "airflow-cdc.pipeline"}
     mine = {**log.metadata, "configuration": configuration, "description": ""}
     assert log.commit([{"metaData": mine}], "REPLACE")
     with pytest.raises(TerminalError, match="belongs to no pipeline"):

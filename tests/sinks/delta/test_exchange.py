@@ -20,12 +20,13 @@ from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, Table
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
-from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.protocol import Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.conformance import nullable, preceded_by
@@ -473,7 +474,7 @@ def test_a_table_that_is_not_there_or_another_one(tmp_path: Path) -> None:
     assert log.commit([{"metaData": {**log.metadata, "id": "another"}}], "REPLACE")
     with pytest.raises(TerminalError, match="was replaced by another one"):
         target.overwrite([], {"anew": 3}, FENCE)
-    configuration = {k: v for k, v in log.configuration.items() if k != "airflow-cdc.pipeline"}
+    configuration = {k: v for k, v in log.properties.items() if k != "airflow-cdc.pipeline"}
     mine = {**log.metadata, "configuration": configuration, "description": ""}
     assert log.commit([{"metaData": mine}], "REPLACE")
     with pytest.raises(TerminalError, match="belongs to no pipeline"):

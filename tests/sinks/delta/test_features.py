@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.log.commit_actions import _read_statistics, clustering_columns
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import (
@@ -28,6 +28,7 @@ from airflow_provider_cdc.sinks.delta.log.features import (
     protocol_with_vectors,
 )
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta import test_definition_changes as altering
@@ -87,7 +88,7 @@ def test_features_that_a_protocol_does_not_name() -> None:
 def given(target: DeltaSinkTable, *features: str, reader: bool = False, **properties: str) -> None:
     """Let somebody else add features, and properties whose names begin with ``delta.``."""
     log = target.load_log()
-    configuration = {**log.configuration, **{f"delta.{k}": v for k, v in properties.items()}}
+    configuration = {**log.properties, **{f"delta.{k}": v for k, v in properties.items()}}
     needed = merge_protocols(log.protocol, named([*features] if reader else [], [*features, *BASIC]))
     assert log.commit([{"protocol": needed}, {"metaData": {**log.metadata, "configuration": configuration}}], "SET")
 

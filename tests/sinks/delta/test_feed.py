@@ -25,11 +25,12 @@ from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, maintenance, table_metadata
+from airflow_provider_cdc.sinks.delta import maintenance, table_metadata
 from airflow_provider_cdc.sinks.delta.log import features
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.protocol import (
     Change,
     Fence,
@@ -521,7 +522,7 @@ def test_the_table_says_whether_there_is_one(tmp_path: Path, merge: str, who: st
         case.target = case.opened()
     else:
         log = case.target.load_log()
-        wanted = {**log.metadata, "configuration": {**log.configuration, FEED: "true"}}
+        wanted = {**log.metadata, "configuration": {**log.properties, FEED: "true"}}
         assert log.commit(features.reconfigure_actions(log.protocol, log.metadata, wanted), "SET TBLPROPERTIES")
     case.batch((row(1, 6), "u"))
     assert case.recorded(case.version) == {("update_preimage", 1, 0), ("update_postimage", 1, 6)}
@@ -648,7 +649,7 @@ def test_columns_that_readers_of_a_feed_take_for_theirs(tmp_path: Path, merge: s
         Case(tmp_path, merge, table=taken)
     case = Case(tmp_path, merge, table=taken, on=False)
     log = case.target.load_log()
-    assert log.commit([{"metaData": {**log.metadata, "configuration": {**log.configuration, FEED: "true"}}}], "SET")
+    assert log.commit([{"metaData": {**log.metadata, "configuration": {**log.properties, FEED: "true"}}}], "SET")
     with pytest.raises(TerminalError, match="uses changeDataFeed, which hides its columns _Change_Type"):
         case.opened().load_log()
 
@@ -697,7 +698,7 @@ def test_it_is_kept_for_as_long_as_the_table_says(
     history(case, 3)
     DeltaTable(str(case.path)).create_checkpoint()  # a run that begins then knows from it what was removed
     hours = 24.0 if retention is None else 72.0
-    assert case.target.load_log().configuration[RETENTION] == (retention or "interval 1 days")
+    assert case.target.load_log().properties[RETENTION] == (retention or "interval 1 days")
     before = present(case.path)
     monkeypatch.setattr(maintenance, "feed_file_time", lambda name: 0.0)  # that of the writer, which has not moved
     for later, kept in ((hours - 0.1, True), (0.2, False)):
@@ -729,7 +730,7 @@ def test_a_retention_that_is_not_understood(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.publish(row(1))
     log = case.target.load_log()
-    wanted = {**log.configuration, RETENTION: "a while"}
+    wanted = {**log.properties, RETENTION: "a while"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
     with pytest.raises(TerminalError, match="no old files.*'a while', which this version does not understand.*ALTER"):
         case.opened().clean_up()

@@ -17,13 +17,14 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta import maintenance
+from airflow_provider_cdc.sinks.delta.log import cross_check
 from airflow_provider_cdc.sinks.delta.log import delta_log as module
 from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.maintenance import cross_check_live_files
+from airflow_provider_cdc.sinks.delta.log.live_file import DeltaLiveFile, add_action
 from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS, excludes_span
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
 from tests.sinks.delta.test_table import add, create_table, folder_of, opened, rows, upsert
@@ -33,7 +34,7 @@ from tests.support.v2_checkpoints import as_v2
 def state(log: DeltaLog) -> dict[str, Any]:
     """What a version holds; maps of a checkpoint may lack what has no value."""
     files = {path: (file.size, file.stats, file.deletion_vector, file.bounds("id")) for path, file in log.files.items()}
-    dead = {path: log.dead_rows(file) for path, file in log.files.items()}
+    dead = {path: log.dead_rows(file.path) for path, file in log.files.items()}
     return {
         "version": log.version,
         "files": files,
@@ -125,7 +126,7 @@ def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None
     target = opened(tmp_path)
     upsert(target, (1, "later", 99, "u"))
     assert state(fresh(log.storage)) == state(target.load_log()) and target.load_log().version == log.version + 1
-    cross_check_live_files(target.load_log())
+    target.load_log().cross_check_files()
 
 
 def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +137,9 @@ def test_delta_rs_that_is_not_answered_by_its_object_store(tmp_path: Path, monke
         raise OSError("Kernel error -> Generic S3 error\n  \x1b[31m\u21b3\x1b[0m Error performing GET http://x/t")
 
     monkeypatch.setattr(maintenance, "DeltaTable", fails)
+    monkeypatch.setattr(cross_check, "DeltaTable", fails)
     with pytest.raises(TransientError, match="Generic S3 error Error performing GET http://x/t"):
-        cross_check_live_files(target.load_log())
+        target.load_log().cross_check_files()
     with pytest.raises(TransientError, match="no checkpoint of .* could be written: .*Generic S3 error"):
         maintenance.write_checkpoint_if_due(target.load_log(), commits=0)
 
@@ -273,7 +275,7 @@ def test_a_log_whose_commits_stay_for_a_moment_only(tmp_path: Path) -> None:
     """A look at it that is seconds old may be older than that: a commit into the gap would be lost, unseen."""
     target = create_table(tmp_path)
     log = target.load_log()
-    wanted = {**log.configuration, "delta.logRetentionDuration": "interval 0 seconds"}
+    wanted = {**log.properties, "delta.logRetentionDuration": "interval 0 seconds"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
     late = opened(tmp_path)
     late.load_log()
@@ -355,7 +357,7 @@ def test_nobody_commits_into_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
     in_one(folder_of(opened(tmp_path)))
     for version in range(old.version + 3):
         old.storage.delete(f"_delta_log/{version:020d}.json")
-    old._refreshed_at -= module.FRESH_SECONDS + 1
+    old._refreshed_at -= FRESH_SECONDS + 1
     assert not old.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
     old.refresh()
     assert state(old) == state(fresh(old.storage))
@@ -378,13 +380,12 @@ def test_nobody_commits_into_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
 )
 def test_bounds(path: str, value: int, exact: bool) -> None:
     stats = {"numRecords": 3, "minValues": {"id": 1}, "maxValues": {"id": value}}
-    file = LiveFile({"path": path, "size": 1, "stats": json.dumps(stats)})
+    file = DeltaLiveFile({"path": path, "size": 1, "stats": json.dumps(stats)})
     assert file.bounds("id") == ((1, value) if exact else None)
     assert file.bounds("other") is None
-    assert file.excludes_span("id", (value + 1, value + 2)) == exact and not file.excludes_span(
-        "id", (value, value + 2)
-    )
-    assert file.excludes_span("id", (-5, 0)) == exact and not file.excludes_span("id", None)
+    assert excludes_span(file, "id", (value + 1, value + 2)) == exact
+    assert not excludes_span(file, "id", (value, value + 2))
+    assert excludes_span(file, "id", (-5, 0)) == exact and not excludes_span(file, "id", None)
 
 
 def revive(log: DeltaLog, path: str, dead: BitMap) -> None:
@@ -409,7 +410,7 @@ def test_other_rows_are_dead_than_before(tmp_path: Path) -> None:
     """No fewer, as after a RESTORE to a version behind another RESTORE."""
     log = changed(tmp_path)
     path = next(path for path, file in log.files.items() if file.dead_row_count > 1)
-    dead = log.dead_rows(log.files[path])
+    dead = log.dead_rows(path)
     reader = fresh(log.storage)
     alive = next(n for n in range(20) if n not in dead)
     revive(log, path, (dead - BitMap([dead[0]])) | BitMap([alive]))
@@ -441,7 +442,7 @@ def test_no_row_comes_back_by_own_commits(tmp_path: Path) -> None:
 
 def test_an_added_file() -> None:
     file = DataFile("snapshot/a b.parquet", 10, 3, 1, 1 << 60, 5, 6)
-    live = LiveFile(add_action(file, "id", None)["add"])
+    live = DeltaLiveFile(add_action(file, "id", None)["add"])
     assert (live.path, live.size, live.dead_row_count) == (file.path, 10, 0)
     assert (live.bounds("id"), live.bounds("_cdc_seq")) == ((1, 1 << 60), (5, 6))
     assert "tightBounds" not in live.stats
@@ -450,10 +451,10 @@ def test_an_added_file() -> None:
 def test_statistics_of_a_file_with_dead_rows(tmp_path: Path) -> None:
     """They are those of all its rows, and say so."""
     vectors = write_vectors(LocalStorage(tmp_path), {"a": BitMap([1]), "b": BitMap([1, 2])})
-    live = LiveFile(add_action(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", vectors["a"])["add"])
-    again = LiveFile(live.vector_action(vectors["b"], 3, data_change=True)["add"])
-    plain = LiveFile(add_action(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", None)["add"])
-    first = LiveFile(plain.vector_action(vectors["a"], 3, data_change=True)["add"])
+    live = DeltaLiveFile(add_action(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", vectors["a"])["add"])
+    again = DeltaLiveFile(live.vector_action(vectors["b"], 3, data_change=True)["add"])
+    plain = DeltaLiveFile(add_action(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", None)["add"])
+    first = DeltaLiveFile(plain.vector_action(vectors["a"], 3, data_change=True)["add"])
     for file, dead in ((live, 1), (again, 2), (first, 1)):
         assert (file.dead_row_count, file.stats["numRecords"], file.bounds("id")) == (dead, 3, (1, 5))
         assert file.stats["tightBounds"] is False
@@ -463,10 +464,10 @@ def test_a_file_that_gets_another_vector_stays(tmp_path: Path) -> None:
     """In whatever order a commit says so."""
     log = changed(tmp_path)
     reader, file = fresh(log.storage), next(file for file in log.files.values() if file.dead_row_count)
-    total = log.dead_rows(file) | BitMap([19])
+    total = log.dead_rows(file.path) | BitMap([19])
     vectors = write_vectors(log.storage, {file.path: total})
     actions = [file.vector_action(vectors[file.path], 20, data_change=True), file.remove_action(data_change=True)]
     assert log.commit(actions, "DELETE")
     reader.refresh()
     for read in (log, reader, fresh(log.storage)):
-        assert read.dead_rows(read.files[file.path]) == total and file.path not in read.tombstones
+        assert read.dead_rows(file.path) == total and file.path not in read.tombstones

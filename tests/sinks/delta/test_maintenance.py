@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.model.errors import TransientError
-from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta import maintenance as module
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
+from airflow_provider_cdc.sinks.lake import compaction
 from tests.sinks.delta.test_table import add, create_table, folder_of, held, opened, rows, upsert
 
 HOUR = 3600.0
@@ -42,7 +42,7 @@ def age(folder: Path, hours: float) -> None:
 
 def configure(log: DeltaLog, **properties: str | None) -> None:
     """As ALTER TABLE does."""
-    wanted = {**log.configuration, **{name.replace("_", "."): value for name, value in properties.items()}}
+    wanted = {**log.properties, **{name.replace("_", "."): value for name, value in properties.items()}}
     wanted = {name: value for name, value in wanted.items() if value is not None}
     assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
 

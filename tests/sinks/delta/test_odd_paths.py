@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.config.table_paths import url_escaped_characters
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionField
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, held, opened, upsert

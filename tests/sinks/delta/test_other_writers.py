@@ -16,9 +16,10 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
 from airflow_provider_cdc.model.errors import TerminalError
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
-from airflow_provider_cdc.sinks.delta.merge import key_index
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge import key_index
 from airflow_provider_cdc.sinks.protocol import Upsert
 from tests.sinks.conformance import nullable
 from tests.sinks.delta import test_definition_changes as altering

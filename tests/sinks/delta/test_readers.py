@@ -14,12 +14,14 @@ import pytest
 
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.schema import Column
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
-from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
+from airflow_provider_cdc.sinks.delta import maintenance
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.parquet import DataFile, write_file
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.change_staging import TableChangeStaging
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE
@@ -60,7 +62,7 @@ def table_with_history(folder: Path, *, vectors: bool) -> DeltaSinkTable:
     first = DeltaSinkTable(storage, EARLY.sink_schema, TABLE.key, TABLE.integer_key_column, DeltaTableOptions(vectors))
     first.create("p")
     target = DeltaSinkTable(storage, TABLE.sink_schema, TABLE.key, TABLE.integer_key_column, DeltaTableOptions(vectors))
-    staging = DeltaChangeStaging(lambda _: storage, FileChangeStaging(storage, "aside"))
+    staging = TableChangeStaging(lambda _: storage, lambda _: DeltaLog(storage), FileChangeStaging(storage, "aside"))
 
     def change(keys: range | list[int], seq: int, op: str = "u") -> None:
         changes = rows(keys, seq, op)

@@ -19,17 +19,17 @@ from airflow_provider_cdc.config.table_paths import folder_name
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import table as module
-from airflow_provider_cdc.sinks.delta.change_staging import DeltaChangeStaging
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.delta.merge import key_index, key_lookup
-from airflow_provider_cdc.sinks.delta.merge import table_edit as by
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.parquet import read_row_groups, write_file
+from airflow_provider_cdc.sinks.lake import transactional_table
+from airflow_provider_cdc.sinks.lake.change_staging import TableChangeStaging
+from airflow_provider_cdc.sinks.lake.merge import key_index, key_lookup
+from airflow_provider_cdc.sinks.lake.merge import table_edit as by
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.protocol import Change, Fence, Markers, OverwriteRange, PublishSlices, Truncate, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -81,8 +81,10 @@ def upsert(target: DeltaSinkTable, *listed: tuple[int, str, int, str], fence: Fe
     target.commit(lambda _: Upsert(rows(*listed)), {}, fence)
 
 
-def staging(target: DeltaSinkTable) -> DeltaChangeStaging:
-    return DeltaChangeStaging(lambda _: target.storage, FileChangeStaging(target.storage, "aside"))
+def staging(target: DeltaSinkTable) -> TableChangeStaging:
+    return TableChangeStaging(
+        lambda _: target.storage, lambda _: target.open_log(), FileChangeStaging(target.storage, "aside")
+    )
 
 
 def staged(target: DeltaSinkTable, name: str, *listed: tuple[int, str, int, str]) -> pa.Table:
@@ -468,7 +470,7 @@ def said(target: DeltaSinkTable) -> tuple[bool, bool]:
     names = [set(log.protocol.get(f"{who}Features") or ()) for who in ("reader", "writer")]
     found = {"deletionVectors" in listed for listed in names}
     assert len(found) == 1
-    return found == {True}, log.configuration.get("delta.enableDeletionVectors") == "true"
+    return found == {True}, log.properties.get("delta.enableDeletionVectors") == "true"
 
 
 @pytest.mark.parametrize("vectors", [True, False])
@@ -606,7 +608,7 @@ def test_a_vacuum_leaves_vectors_alone(tmp_path: Path) -> None:
 
 
 def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_COMMIT_TRIES", 3)
+    monkeypatch.setattr(transactional_table, "COMMIT_TRIES", 3)
     target, other = create_table(tmp_path), create_table(tmp_path)
     versions: list[int] = []
 

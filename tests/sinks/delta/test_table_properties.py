@@ -42,7 +42,7 @@ def test_they_are_set_and_changed(tmp_path: Path, copies: bool) -> None:
     found = configuration(tmp_path)
     assert found | {RETENTION: "interval 7 days", "owner": "us", "n": "5", "b": "true"} == found
     log = first.load_log()
-    assert log.commit([{"metaData": {**log.metadata, "configuration": {**log.configuration, "theirs": "x"}}}], "SET")
+    assert log.commit([{"metaData": {**log.metadata, "configuration": {**log.properties, "theirs": "x"}}}], "SET")
     second = sink(
         tmp_path,
         copies,
@@ -96,7 +96,7 @@ def test_two_source_tables_in_one_folder(tmp_path: Path, adopt: bool) -> None:
     for way in ways:
         with pytest.raises(NotReadyError, match=r"is the copy of table shop.t, and not of shop.T.*sink.table_path"):
             way()
-    assert first.load_log().version == version and first.load_log().configuration["airflow-cdc.source"] == "shop.t"
+    assert first.load_log().version == version and first.load_log().properties["airflow-cdc.source"] == "shop.t"
 
 
 def test_comments_are_no_part_of_the_definition() -> None:
@@ -123,10 +123,10 @@ def test_a_retention_of_the_table_that_is_longer_stays(tmp_path: Path, feed: boo
     longer = {RETENTION: "interval 60 days", KEPT: "interval 720 hours"}
     shorter = {RETENTION: "interval 86400 seconds", KEPT: "interval 1 hour"}
     for theirs, expected in (({}, {}), (longer, longer), (shorter, ours), ({KEPT: "a while"}, {KEPT: "a while"})):
-        others = {k: v for k, v in log.configuration.items() if k not in longer}
+        others = {k: v for k, v in log.properties.items() if k not in longer}
         assert log.commit([{"metaData": {**log.metadata, "configuration": {**others, **theirs}}}], "SET")
         target.raise_fence(Fence("epoch", log.version))
-        assert {k: v for k, v in target.load_log().configuration.items() if k in longer} == expected
+        assert {k: v for k, v in target.load_log().properties.items() if k in longer} == expected
 
 
 def test_how_long_files_stay_is_said_for_a_feed() -> None:
@@ -168,7 +168,7 @@ def test_a_property_by_which_markers_are_forgotten(tmp_path: Path) -> None:
     target = sink(tmp_path).table(TABLE)
     target.create("p")
     log = target.load_log()
-    configured = {**log.configuration, "delta.setTransactionRetentionDuration": "interval 1 days"}
+    configured = {**log.properties, "delta.setTransactionRetentionDuration": "interval 1 days"}
     assert log.commit([{"metaData": {**log.metadata, "configuration": configured}}], "SET TBLPROPERTIES")
     with pytest.raises(TerminalError, match=r"uses delta.setTransactionRetentionDuration"):
         sink(tmp_path).table(TABLE).raise_fence(FENCE)

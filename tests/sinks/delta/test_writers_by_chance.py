@@ -21,8 +21,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from tests.sinks.conformance import nullable
 from tests.sinks.delta import test_definition_changes as altering

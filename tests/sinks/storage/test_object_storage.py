@@ -28,9 +28,9 @@ from airflow_provider_cdc.config.store_address import StoreAddress
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, StoreError, TransientError
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.sinks.delta import maintenance
-from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.files.parquet import describe_file, read_file, write_file
+from airflow_provider_cdc.sinks.lake.compaction import FileCompaction
 from airflow_provider_cdc.sinks.storage import object_storage, store_client
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.sinks.storage.object_files import PART_BYTES
@@ -475,7 +475,7 @@ def roles(answer: Callable[[str], str]) -> Iterator[str]:
 def test_work_for_tasks_holds_no_secret_where_it_is_large(s3: S3) -> None:
     """Spark writes what is large to disk on its way."""
     storage = storage_of(s3, "lake")
-    works = [DeltaCompaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),)) for name in ("a", "b")]
+    works = [FileCompaction(storage.subfolder(name), table().schema, ((name, b"x" * 100),)) for name in ("a", "b")]
     parcel = SecretFreePickler()
     packed = [parcel.pack(work) for work in works]
     assert all(s3.secret.encode() not in data for data in packed) and parcel.store_accesses == [storage.access]

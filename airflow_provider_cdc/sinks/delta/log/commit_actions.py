@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.sinks.delta.log.features import ROW_TRACKING, features_of
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log.live_file import DeltaLiveFile
 from airflow_provider_cdc.sinks.files.parquet import open_parquet
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -95,7 +95,7 @@ def _with_row_ids(actions: Iterable[dict[str, Any]], version: int, domains: Mapp
         add = action.get("add")
         if add is not None and add.get("baseRowId") is None:
             action = {"add": {**add, "baseRowId": highest + 1, "defaultRowCommitVersion": version}}
-            highest += int(LiveFile(add).stats["numRecords"])
+            highest += int(DeltaLiveFile(add).stats["numRecords"])
         result.append(action)
     return result if highest == before else [*result, _domain_action(_ROW_TRACKING_DOMAIN, {_HIGH_WATER_MARK: highest})]
 
@@ -107,11 +107,11 @@ def _with_statistics(storage: Storage, action: dict[str, Any], columns: Sequence
     add = action.get("add")
     if add is None:
         return action
-    stats = dict(LiveFile(add).stats)
+    stats = dict(DeltaLiveFile(add).stats)
     nulls = stats.get("nullCount") or {}
     if not (missing := [name for name in columns if name not in nulls]):
         return action
-    for kind, values in _read_statistics(storage, LiveFile(add).path, missing).items():
+    for kind, values in _read_statistics(storage, DeltaLiveFile(add).path, missing).items():
         stats[kind] = {**(stats.get(kind) or {}), **values}
     return {"add": {**add, "stats": json.dumps(stats)}}
 

@@ -7,7 +7,6 @@ fails. The log is the only truth about a table; the state kept here may be outda
 from __future__ import annotations
 
 import json
-import random
 import re
 import time
 import uuid
@@ -24,18 +23,18 @@ from airflow_provider_cdc.model.errors import CdcError, TerminalError, Transient
 from airflow_provider_cdc.sinks.delta.log import checkpoint as checkpoints
 from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, find_newest_checkpoint, read_actions
 from airflow_provider_cdc.sinks.delta.log.commit_actions import complete_actions
+from airflow_provider_cdc.sinks.delta.log.cross_check import check_live_files
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector, read_vector
 from airflow_provider_cdc.sinks.delta.log.features import check_protocol
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, now_milliseconds
+from airflow_provider_cdc.sinks.delta.log.live_file import DeltaLiveFile, now_milliseconds
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
+from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 LOG_FOLDER = checkpoints.LOG_FOLDER
 _COMMIT_NAME = re.compile(rf"{LOG_FOLDER}/(\d{{20}})\.json")
 #: Any file of a version, even of an unknown kind.
 _VERSION_FILE_NAME = re.compile(rf"{LOG_FOLDER}/\d{{20}}\.")
-#: Seconds for which a version is assumed to be the newest one unless a commit shows otherwise.
-FRESH_SECONDS = 60
 #: Seconds for which tombstones are remembered beyond the retention of the table's files.
 _REMEMBER_SECONDS = 86400
 #: Commits after which older tombstones are forgotten: a stream runs for months.
@@ -51,7 +50,7 @@ class DeltaLog:
 
     storage: Storage
     version: int = -1
-    files: dict[str, LiveFile] = field(default_factory=dict)
+    files: dict[str, DeltaLiveFile] = field(default_factory=dict)
     markers: dict[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
@@ -82,9 +81,29 @@ class DeltaLog:
         return abs(time.time() - self._refreshed_at)
 
     @property
-    def configuration(self) -> Mapping[str, str]:
+    def is_loaded(self) -> bool:
+        """Whether a version has been read."""
+        return self.version >= 0
+
+    @property
+    def properties(self) -> Mapping[str, str]:
         """Properties of the table."""
         return self.metadata.get("configuration") or {}
+
+    @property
+    def partition_columns(self) -> Sequence[str]:
+        """Names of the columns that partition the table."""
+        return self.metadata.get("partitionColumns") or ()
+
+    @property
+    def table_id(self) -> str | None:
+        """The number of the table."""
+        return self.metadata.get("id")
+
+    @property
+    def definition(self) -> object:
+        """Columns and properties of the table; another object after they may have changed."""
+        return self.metadata
 
     def exists(self) -> bool:
         """Return whether the table exists."""
@@ -114,19 +133,32 @@ class DeltaLog:
         if checkpoint := self._find_checkpoint():
             self.checkpoint_version = min(checkpoint.version, self.version)
 
-    def dead_rows(self, file: LiveFile) -> BitMap:
-        """Return the dead rows of a file; callers must not modify the result."""
-        if file.deletion_vector is None:
+    def dead_rows(self, path: str) -> BitMap:
+        """Return the dead rows of a file, none if it is not live; callers must not modify the result."""
+        file = self.files.get(path)
+        if file is None or file.deletion_vector is None:
             return BitMap()
-        vector, rows = self._dead_rows.get(file.path, (None, None))
+        vector, rows = self._dead_rows.get(path, (None, None))
         if rows is None or vector != file.deletion_vector:
             rows = read_vector(self.storage, file.deletion_vector)
-            self.cache_dead_rows(file.path, file.deletion_vector, rows)
+            self.cache_dead_rows(path, file.deletion_vector, rows)
         return rows
 
     def cache_dead_rows(self, path: str, vector: DeletionVector, rows: BitMap) -> None:
         """Remember the content of a deletion vector."""
         self._dead_rows[path] = (vector, rows)
+
+    def references(self, path: str) -> bool:
+        """Return whether a data file is, or was until recently, part of the table."""
+        return path in self.files or path in self.tombstones
+
+    def cross_check_files(self) -> None:
+        """Check that delta-rs finds the same live files, before files are permanently deleted.
+
+        :raises TransientError: if delta-rs cannot read the log now.
+        :raises TerminalError: if it finds other files.
+        """
+        check_live_files(self.storage, self.name, self.version, self.files)
 
     def commit(self, actions: Sequence[dict[str, Any]], operation: str) -> bool:
         """Write the next version.
@@ -171,7 +203,7 @@ class DeltaLog:
             self.version += 1
             self._refreshed_at = time.time()
             if self.version - self._forgot_at_version >= _FORGET_EVERY:
-                self._forgot_at_version, retention = self.version, file_retention(self.configuration)
+                self._forgot_at_version, retention = self.version, file_retention(self.properties)
                 self.forget_tombstones(
                     -1 if retention is None else self.newest_version_seen_before(retention + _REMEMBER_SECONDS)
                 )
@@ -265,7 +297,7 @@ class DeltaLog:
 
         Also true if the table is gone. Not checked shortly after a refresh: such recent commits are not cleaned up.
         """
-        if self.version < 0 or self.seconds_since_refresh <= min(FRESH_SECONDS, log_retention(self.configuration) or 0):
+        if self.version < 0 or self.seconds_since_refresh <= min(FRESH_SECONDS, log_retention(self.properties) or 0):
             return False
         if self.storage.size(self._commit_name(self.version)) is not None:
             return False
@@ -326,13 +358,13 @@ class DeltaLog:
         self._refreshed_at = time.time()
 
     def _replay(self, actions: Iterable[Mapping[str, Any]], version: int, *, own_commit: bool = False) -> None:
-        adds, removed_files = [], dict[str, LiveFile]()
+        adds, removed_files = [], dict[str, DeltaLiveFile]()
         for action in actions:
             if remove := action.get("remove"):
                 if (old_file := self._remove_file(remove, version)) is not None:
                     removed_files[old_file.path] = old_file
             elif add := action.get("add"):
-                adds.append(LiveFile(add))
+                adds.append(DeltaLiveFile(add))
             elif txn := action.get("txn"):
                 self.markers[txn["appId"]] = int(txn["version"])
             elif metadata := action.get("metaData"):
@@ -354,7 +386,7 @@ class DeltaLog:
                 self.tombstones.pop(file.deletion_vector.file_name, None)
         self.revived_files |= removed_files.keys()  # removed, but may be added again
 
-    def _remove_file(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
+    def _remove_file(self, remove: Mapping[str, Any], version: int) -> DeltaLiveFile | None:
         path, *vectors = _removed_paths(remove)
         self.tombstones |= dict.fromkeys((path, *vectors), version)
         self._dead_rows.pop(path, None)
@@ -371,11 +403,3 @@ def _removed_paths(remove: Mapping[str, Any]) -> list[str]:
     """Return the data file that an action removes, and the file of its deletion vector."""
     vector_file = DeletionVector.from_json(remove["deletionVector"]).file_name if remove.get("deletionVector") else None
     return [unquote(str(remove["path"])), *([vector_file] if vector_file else [])]
-
-
-def back_off(failed_tries: int) -> None:
-    """Wait before the next try of a commit, to give other writers a chance.
-
-    :param failed_tries: number of the try that has failed, counted from 0.
-    """
-    time.sleep(min(1.0, 0.01 * 2 ** min(failed_tries, 10)) * random.uniform(0.5, 1))

@@ -22,7 +22,7 @@ _ROW_TRACKING_FIELDS = ("baseRowId", "defaultRowCommitVersion")
 
 
 @dataclass(frozen=True)
-class LiveFile:
+class DeltaLiveFile:
     """A data file in a version.
 
     :param action: its ``add`` action in the log.
@@ -39,6 +39,12 @@ class LiveFile:
     def size(self) -> int:
         """Size in bytes."""
         return int(self.action["size"])
+
+    @property
+    def row_count(self) -> int | None:
+        """Number of its rows, including dead ones; ``None`` if the log does not record it."""
+        count = self.stats.get("numRecords")
+        return count if isinstance(count, int) else None
 
     @cached_property
     def stats(self) -> Mapping[str, Any]:
@@ -68,11 +74,6 @@ class LiveFile:
             return None
         exact = _OWN_FILE_PATH.fullmatch(self.path) or max(abs(low), abs(high)) < _MAX_EXACT_INTEGER
         return (low, high) if exact else None
-
-    def excludes_span(self, column: str | None, key_span: tuple[int, int] | None) -> bool:
-        """Return whether all values of a column are known to lie outside a span."""
-        bounds = self.bounds(column) if column and key_span else None
-        return bounds is not None and key_span is not None and (bounds[0] > key_span[1] or bounds[1] < key_span[0])
 
     def vector_action(self, vector: DeletionVector, row_count: int, *, data_change: bool) -> dict[str, Any]:
         """Return the action that adds the file again with other dead rows.

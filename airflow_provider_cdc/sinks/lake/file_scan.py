@@ -1,4 +1,4 @@
-"""Reading a Delta table back with one scan task per data file."""
+"""Reading a table back with one scan task per data file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.model.schema import DELETED_COLUMN
-from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import drop_deleted_rows
-from airflow_provider_cdc.sinks.delta.merge.table_edit import without_dead_rows
 from airflow_provider_cdc.sinks.files.parquet import PartitionValues, read_row_groups
+from airflow_provider_cdc.sinks.lake.log.table_log import TableLog
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import drop_deleted_rows
+from airflow_provider_cdc.sinks.lake.merge.table_edit import without_dead_rows
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
@@ -45,12 +45,12 @@ class FileScanTask:
             yield drop_deleted_rows(rows)
 
 
-def plan_file_scan(log: DeltaLog, schema: pa.Schema) -> list[FileScanTask]:
+def plan_file_scan(log: TableLog, schema: pa.Schema) -> list[FileScanTask]:
     """Return the scan tasks of a version.
 
     :param schema: schema of its rows.
     """
     return [
-        FileScanTask(log.storage, schema, f.path, f.size, bytes(log.dead_rows(f).serialize()), f.partition)
+        FileScanTask(log.storage, schema, f.path, f.size, bytes(log.dead_rows(f.path).serialize()), f.partition)
         for f in log.files.values()
     ]

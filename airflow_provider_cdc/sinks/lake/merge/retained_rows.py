@@ -20,13 +20,6 @@ from airflow_provider_cdc.config.delete_policy import SOFT
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.row_retention import RetainedRowsLoss, can_hold_all_values, why_not_retainable
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN, TableSchema
-from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher
-from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import mark_deleted, with_deleted_column
-from airflow_provider_cdc.sinks.delta.merge.table_edit import LARGE_FILE_BYTES, count_rows, write_data_files
 from airflow_provider_cdc.sinks.files.parquet import (
     DataFile,
     has_only_columns,
@@ -34,6 +27,12 @@ from airflow_provider_cdc.sinks.files.parquet import (
     read_row_numbers,
     split_by_size,
 )
+from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher
+from airflow_provider_cdc.sinks.lake.merge.key_index import KeyIndex
+from airflow_provider_cdc.sinks.lake.merge.key_lookup import KeyLookup
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import mark_deleted, with_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.table_edit import LARGE_FILE_BYTES, count_rows, write_data_files
 
 
 @dataclass
@@ -56,7 +55,7 @@ class RetainedRowFinder:
     :param deletes: ``sink.deletes`` of the table.
     """
 
-    def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str) -> None:
+    def __init__(self, log: TableLog, key_lookup: KeyLookup, deletes: str) -> None:
         self._log, self._key_lookup, self._format = log, key_lookup, key_lookup.table_format
         self._soft_deletes = deletes == SOFT
 
@@ -107,7 +106,7 @@ class RetainedRowFinder:
         return sum(self._living_row_count(file) for file in self._log.files.values())
 
     def _living_row_count(self, file: LiveFile) -> int:
-        return count_rows(self._log.storage, file) - len(self._log.dead_rows(file))
+        return count_rows(self._log.storage, file) - len(self._log.dead_rows(file.path))
 
     def _find_retained_rows(self, file: LiveFile, index: KeyIndex | None, seq: int | None) -> tuple[Any, Any]:
         """Return the living rows of a file that are kept, and for each whether it still has to be marked as deleted.
@@ -117,7 +116,7 @@ class RetainedRowFinder:
         """
         marker_columns = [SEQ_COLUMN, DELETED_COLUMN] if self._soft_deletes else [SEQ_COLUMN]
         columns, start = list(dict.fromkeys([*self._format.key_columns, *marker_columns])), 0
-        dead = np.asarray(self._log.dead_rows(file).to_array(), np.int64)
+        dead = np.asarray(self._log.dead_rows(file.path).to_array(), np.int64)
         retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
         for rows in read_row_groups(
             self._log.storage, file.path, self._format.schema, columns, file.partition, may_lack_columns=True
@@ -151,7 +150,7 @@ class RetainedRowFinder:
 
 
 def find_overwrite_loss(
-    log: DeltaLog, key_lookup: KeyLookup, deletes: str, old_table: TableSchema, slices: Sequence[DataFile] | None
+    log: TableLog, key_lookup: KeyLookup, deletes: str, old_table: TableSchema, slices: Sequence[DataFile] | None
 ) -> RetainedRowsLoss | None:
     """Return which of the kept rows an overwrite would lose.
 

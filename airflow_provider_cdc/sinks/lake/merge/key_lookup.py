@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
-from pyroaring import BitMap
 
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
-from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
-from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex, KeyMatches
-from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat
-from airflow_provider_cdc.sinks.delta.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.files.parquet import DataFile, read_row_groups
+from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher, KeyHashes
+from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes, KeyIndex, KeyMatches
+from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat
+from airflow_provider_cdc.sinks.lake.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.protocol import Prefetcher
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -46,7 +44,7 @@ class KeyLookup:
     key_hasher: KeyHasher
     index: KeyIndex
 
-    def find_rows(self, log: DeltaLog, hashes: KeyHashes) -> KeyMatches:
+    def find_rows(self, log: TableLog, hashes: KeyHashes) -> KeyMatches:
         """Return the rows of a version with these hashes, after indexing all files that may have them.
 
         :param hashes: hashes without duplicates.
@@ -56,9 +54,7 @@ class KeyLookup:
             with self.index.batch_lock:
                 for _ in self._index_files(missing):
                     pass
-        self.index.sync_live_files(
-            log.files, lambda path: log.dead_rows(log.files[path]) if path in log.files else BitMap()
-        )
+        self.index.sync_live_files(log.files, log.dead_rows)
         return self.index.find_keys(hashes)
 
     def index_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
@@ -84,7 +80,7 @@ class KeyLookup:
         excluded = {known_numbers[i] for i in np.flatnonzero(without)}
         return [file for i, file in enumerate(files) if i not in excluded]
 
-    def prefetcher(self, log: DeltaLog) -> Prefetcher:
+    def prefetcher(self, log: TableLog) -> Prefetcher:
         """Return a prefetcher, to be run in its own thread, for the files of a version that batches will likely need.
 
         Files with dead rows come first, because changes have hit them before. If the stream has not written to the

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.model.multiset import MissingRowsError, find_removed_rows, net_change, without_removed_rows
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
-from airflow_provider_cdc.sinks.delta.merge import table_edit
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
 from airflow_provider_cdc.sinks.files import parquet as data_files
 from airflow_provider_cdc.sinks.files.parquet import write_file
+from airflow_provider_cdc.sinks.lake.merge import table_edit
 from airflow_provider_cdc.sinks.protocol import Fence, MultisetChange, PublishSlices
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 

@@ -1,21 +1,22 @@
-"""Slices of the snapshot, written by tasks to the folder of a Delta table, of which they later become a part."""
+"""Slices of the snapshot, written by tasks to the folder of a table, of which they later become a part."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
 from airflow_provider_cdc.model.schema import DELETED_COLUMN
-from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat, combine_files
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column
-from airflow_provider_cdc.sinks.delta.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups
+from airflow_provider_cdc.sinks.lake.log.table_log import TableLog
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat, combine_files
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
-class SliceStaging:
+class SliceStaging(ABC):
     """Writes and reads the slices of one table.
 
     :param storage: storage of the table's folder.
@@ -26,6 +27,10 @@ class SliceStaging:
         self.storage = storage
         self.schema = table_format.schema
         self._format = table_format
+
+    @abstractmethod
+    def open_log(self) -> TableLog:
+        """Return a log of the table that has read nothing yet."""
 
     def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot to the table's folder."""
@@ -68,6 +73,6 @@ class SliceStaging:
     def clear_staged(self, staging_folder: str) -> None:
         """Delete the slices in a folder, unless they are, or were until recently, part of the table."""
         if names := [name for name, _ in self.storage.list(f"{SLICES_FOLDER}/{staging_folder}")]:
-            log = DeltaLog(self.storage)
+            log = self.open_log()
             log.refresh()
-            self.storage.delete(*(name for name in names if name not in log.files and name not in log.tombstones))
+            self.storage.delete(*(name for name in names if not log.references(name)))

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta.merge import key_index as module
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
-from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex
+from airflow_provider_cdc.sinks.lake.merge import key_index as module
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher, KeyHashes
+from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes, KeyIndex
 
 SCHEMA = {
     "integer": pa.schema([("id", pa.int64())]),

@@ -1,4 +1,4 @@
-"""Edits of the files of a Delta table, and their translation into commits with deletion vectors or copy-on-write."""
+"""Edits of the files of a table, and their translation into commits with deletion vectors or copy-on-write."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
-from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat, supports_vectors
 from airflow_provider_cdc.sinks.files.parquet import (
     NO_PARTITION,
     DataFile,
@@ -25,6 +20,10 @@ from airflow_provider_cdc.sinks.files.parquet import (
     read_row_groups,
     split_by_size,
 )
+from airflow_provider_cdc.sinks.lake.log.file_commit import AddFile, FileCommit, MarkRowsDead, RemoveFile
+from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
+from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Folders, in the table's folder, of the snapshot's slices and of the changes that tasks have written.
@@ -43,98 +42,60 @@ class TableEdit:
     :param removed_files: live files that are removed as a whole.
     :param added_files: files that are added, each with those of its rows that are dead already.
     :param key_hashes: key hashes of new files.
-    :param overriding_actions: actions of the log that give the table another definition; if present, nothing else is
-        committed.
-    :param delete_on_conflict: files written for these actions, to be deleted if the commit fails.
-    :param operation: name of the operation in the log.
     """
 
     dead_rows: dict[str, BitMap] = field(default_factory=dict)
     removed_files: set[str] = field(default_factory=set)
     added_files: list[tuple[DataFile, BitMap]] = field(default_factory=list)
     key_hashes: dict[str, FileKeyHashes] = field(default_factory=dict)
-    overriding_actions: list[dict[str, Any]] = field(default_factory=list)
-    delete_on_conflict: list[str] = field(default_factory=list)
-    operation: str = "MERGE"
 
     def __bool__(self) -> bool:
-        """Return whether it changes rows under the current definition of the table."""
+        """Return whether it changes rows."""
         return bool(self.dead_rows or self.removed_files or self.added_files)
 
-    def split_off_copy_on_write(self) -> tuple[TableEdit | None, TableEdit]:
+    def split_off_copy_on_write(self, table_format: TableFormat) -> tuple[TableEdit | None, TableEdit]:
         """Return the part for files that must not have deletion vectors (``None`` for none), and the rest.
 
-        See :func:`~.partitions.supports_vectors`.
+        See :meth:`~.partitions.TableFormat.supports_vectors`.
         """
-        dead = {path: rows for path, rows in self.dead_rows.items() if not supports_vectors(path)}
-        rewritten_new = [(file, rows) for file, rows in self.added_files if rows and not supports_vectors(file.path)]
+        has_vectors = table_format.supports_vectors
+        dead = {path: rows for path, rows in self.dead_rows.items() if not has_vectors(path)}
+        rewritten_new = [(file, rows) for file, rows in self.added_files if rows and not has_vectors(file.path)]
         if not dead and not rewritten_new:
             return None, self
-        other_dead = {path: rows for path, rows in self.dead_rows.items() if supports_vectors(path)}
-        other_new = [(file, rows) for file, rows in self.added_files if not rows or supports_vectors(file.path)]
+        other_dead = {path: rows for path, rows in self.dead_rows.items() if has_vectors(path)}
+        other_new = [(file, rows) for file, rows in self.added_files if not rows or has_vectors(file.path)]
         return TableEdit(dead_rows=dead, added_files=rewritten_new), TableEdit(
             other_dead, self.removed_files, other_new, self.key_hashes
         )
 
 
-@dataclass
-class PreparedCommit:
-    """A commit that is ready to be written.
-
-    :param actions: actions of the log.
-    :param delete_on_conflict: files written for it, to be deleted if the commit fails.
-    :param delete_on_success: files that are not needed if the commit succeeds.
-    :param dead_rows: the new dead rows of files.
-    """
-
-    actions: list[dict[str, Any]] = field(default_factory=list)
-    delete_on_conflict: list[str] = field(default_factory=list)
-    delete_on_success: list[str] = field(default_factory=list)
-    dead_rows: dict[str, BitMap] = field(default_factory=dict)
-
-
-def prepare_deletion_vectors(log: DeltaLog, edit: TableEdit, table_format: TableFormat) -> PreparedCommit:
+def prepare_deletion_vectors(log: TableLog, edit: TableEdit, table_format: TableFormat) -> FileCommit:
     """Prepare a commit that marks dead rows in deletion vectors and rewrites no files that support them."""
-    (copy_edit, edit), row_counts = edit.split_off_copy_on_write(), dict[str, int]()
-    commit = PreparedCommit() if copy_edit is None else prepare_copy_on_write(log, copy_edit, table_format)
-    commit.actions += [log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
+    copy_edit, edit = edit.split_off_copy_on_write(table_format)
+    commit = FileCommit() if copy_edit is None else prepare_copy_on_write(log, copy_edit, table_format)
+    commit.operations += [RemoveFile(log.files[path]) for path in sorted(edit.removed_files)]
     for path, rows in edit.dead_rows.items():
         file = log.files[path]
-        total = log.dead_rows(file) | rows
-        commit.actions.append(file.remove_action(data_change=True))
-        row_counts[path] = count_rows(log.storage, file)
-        if len(total) < row_counts[path]:
-            commit.dead_rows[path] = total
+        total, row_count = log.dead_rows(file.path) | rows, count_rows(log.storage, file)
+        commit.operations.append(MarkRowsDead(file, total, row_count) if len(total) < row_count else RemoveFile(file))
     for added_file, rows in edit.added_files:
         if len(rows) == added_file.rows:
             commit.delete_on_success.append(added_file.path)
-        elif rows:
-            commit.dead_rows[added_file.path] = rows
-    vectors = write_vectors(log.storage, commit.dead_rows)
-    commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
-    added_by_path = {file.path: file for file, rows in edit.added_files if len(rows) < file.rows}
-    commit.actions += [
-        log.files[p].vector_action(v, row_counts[p], data_change=True)
-        for p, v in vectors.items()
-        if p not in added_by_path
-    ]
-    commit.actions += [
-        add_action(file, table_format.stats_column, vectors.get(path)) for path, file in added_by_path.items()
-    ]
+        else:
+            commit.operations.append(AddFile(added_file, rows))
     return commit
 
 
-def prepare_copy_on_write(log: DeltaLog, edit: TableEdit, table_format: TableFormat) -> PreparedCommit:
+def prepare_copy_on_write(log: TableLog, edit: TableEdit, table_format: TableFormat) -> FileCommit:
     """Prepare a commit that rewrites files without their dead rows, partition by partition."""
-    commit = PreparedCommit(
-        actions=[log.files[path].remove_action(data_change=True) for path in sorted(edit.removed_files)]
-    )
+    commit = FileCommit([RemoveFile(log.files[path]) for path in sorted(edit.removed_files)])
     slices = [file for file, rows in edit.added_files if file.path.startswith(f"{SLICES_FOLDER}/") and not rows]
-    commit.actions += [add_action(file, table_format.stats_column, None) for file in slices if file.rows]
+    commit.operations += [AddFile(file) for file in slices if file.rows]
     by_partition: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
     for path, rows in edit.dead_rows.items():
         file = log.files[path]
-        by_partition.setdefault(partition_key(file), ([], []))[0].append((file, log.dead_rows(file) | rows))
+        by_partition.setdefault(partition_key(file), ([], []))[0].append((file, log.dead_rows(file.path) | rows))
     for added_file, rows in edit.added_files:
         if not added_file.path.startswith(f"{SLICES_FOLDER}/"):
             by_partition.setdefault(partition_key(added_file), ([], []))[1].append((added_file, rows))
@@ -144,13 +105,13 @@ def prepare_copy_on_write(log: DeltaLog, edit: TableEdit, table_format: TableFor
         if any(len(rows) < file.rows for file, rows in added_sources) and not any(
             f.size < SMALL_FILE_BYTES for f, _ in live_sources
         ):
-            live_sources += [(f, log.dead_rows(f)) for f in [small.get(partition)] if f is not None]
+            live_sources += [(f, log.dead_rows(f.path)) for f in [small.get(partition)] if f is not None]
         _rewrite_partition(commit, log.storage, table_format, live_sources, added_sources)
     return commit
 
 
 def _rewrite_partition(
-    commit: PreparedCommit,
+    commit: FileCommit,
     storage: Storage,
     table_format: TableFormat,
     live_sources: Sequence[tuple[LiveFile, BitMap]],
@@ -166,7 +127,7 @@ def _rewrite_partition(
         (f.path, rows) for f, rows in added_sources
     ]
     large_sources = [[(f.path, rows)] for f, rows in live_sources if f.size >= SMALL_FILE_BYTES]
-    commit.actions += [file.remove_action(data_change=True) for file, _ in live_sources]
+    commit.operations += [RemoveFile(file) for file, _ in live_sources]
     unchanged: list[DataFile] = []
     if len(small_sources) == 1 and added_sources and not added_sources[0][1]:  # keep the staged file unchanged
         small_sources, unchanged = [], [added_sources[0][0]]
@@ -179,16 +140,13 @@ def _rewrite_partition(
         for file in _rewrite_files(storage, table_format, partition, sources)
     ]
     commit.delete_on_conflict += [file.path for file in written]
-    commit.actions += [
-        add_action(file, table_format.stats_column, None) for file in (*unchanged, *written) if file.rows
-    ]
+    commit.operations += [AddFile(file) for file in (*unchanged, *written) if file.rows]
 
 
 def count_rows(storage: Storage, file: LiveFile) -> int:
     """Return the number of rows of a file, including dead ones."""
-    record_count = file.stats.get("numRecords")
-    if isinstance(record_count, int):
-        return record_count
+    if file.row_count is not None:
+        return file.row_count
     with open_parquet(storage, file.path) as opened:
         return int(opened.metadata.num_rows)
 

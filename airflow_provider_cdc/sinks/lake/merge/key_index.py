@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHashes, concat_hashes
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHashes, concat_hashes
 
 #: Number of segments of similar size that are merged; number of rows above which a segment is not merged; and maximum
 #: number of rows of one merge, as a multiple of the latter, which bounds its time and memory.

@@ -17,17 +17,6 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.model.changes import select_upserts
 from airflow_provider_cdc.model.schema import META_COLUMNS, TableSchema
-from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.maintenance import cross_check_live_files
-from airflow_provider_cdc.sinks.delta.merge.change_merger import (
-    FILE_COLUMN,
-    ROW_COLUMN,
-    with_files_metadata,
-    with_row_places,
-)
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column, with_deleted_column
-from airflow_provider_cdc.sinks.delta.merge.table_edit import CHANGES_FOLDER
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging, list_earlier_epoch_files
 from airflow_provider_cdc.sinks.files.parquet import (
     CHANGE_BUFFER_BYTES,
@@ -38,6 +27,16 @@ from airflow_provider_cdc.sinks.files.parquet import (
     open_parquet,
     read_file,
 )
+from airflow_provider_cdc.sinks.lake.log.table_log import TableLog
+from airflow_provider_cdc.sinks.lake.merge.change_merger import (
+    FILE_COLUMN,
+    ROW_COLUMN,
+    with_files_metadata,
+    with_row_places,
+)
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column, with_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.table_edit import CHANGES_FOLDER
 from airflow_provider_cdc.sinks.protocol import ChangeWriter
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -53,10 +52,11 @@ class _SoftDeleteChangeWriter(ChangeFileWriter):
         super().add(add_deleted_column(changes, self._schema))
 
 
-class DeltaChangeStaging:
+class TableChangeStaging:
     """Change staging of one pipeline.
 
     :param table_storage: returns the storage of a table.
+    :param open_log: returns a log of a table that has read nothing yet.
     :param keyless_staging: staging for tables without a key, whose changes are applied only as a net change.
     :param deletes: how rows that the source deletes are handled.
     :param format_of: returns the format of a table.
@@ -65,11 +65,12 @@ class DeltaChangeStaging:
     def __init__(
         self,
         table_storage: Callable[[TableSchema], Storage],
+        open_log: Callable[[TableSchema], TableLog],
         keyless_staging: FileChangeStaging,
         deletes: DeletePolicy = ALL_HARD,
         format_of: Callable[[TableSchema], TableFormat] = lambda table: TableFormat(table.sink_schema),
     ) -> None:
-        self._table_storage, self._keyless_staging = table_storage, keyless_staging
+        self._table_storage, self._open_log, self._keyless_staging = table_storage, open_log, keyless_staging
         self._deletes, self._format_of = deletes, format_of
 
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
@@ -146,10 +147,10 @@ class DeltaChangeStaging:
         for table in tables:
             storage = self._table_storage(table)
             if names := list_earlier_epoch_files(storage, CHANGES_FOLDER, epoch):
-                log = DeltaLog(storage)
+                log = self._open_log(table)
                 log.refresh()
-                if unneeded := [name for name in names if name not in log.files and name not in log.tombstones]:
-                    cross_check_live_files(log)
+                if unneeded := [name for name in names if not log.references(name)]:
+                    log.cross_check_files()
                     storage.delete(*unneeded)
 
 
@@ -190,7 +191,7 @@ class _PartitionedChangeWriter:
 
 
 def _build_order_schema(table: TableSchema) -> pa.Schema:
-    """Return the schema of what :meth:`DeltaChangeStaging.read_for_apply` needs to know about changes."""
+    """Return the schema of what :meth:`TableChangeStaging.read_for_apply` needs to know about changes."""
     fields = [f for f in table.sink_schema if f.name in table.key or f.name in META_COLUMNS]
     return pa.schema([*fields, (FILE_COLUMN, pa.int64()), (ROW_COLUMN, pa.int64())])
 

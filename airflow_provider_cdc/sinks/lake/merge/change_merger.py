@@ -1,4 +1,4 @@
-"""Translates changes into edits of a Delta table: which rows of its files die, and which files are added.
+"""Translates changes into edits of a table: which rows of its files die, and which files are added.
 
 The index finds keys, and the log determines which rows are alive. Decision 0001 explains why.
 """
@@ -21,13 +21,13 @@ from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.multiset import MissingRowsError, take_first_of_each
 from airflow_provider_cdc.model.plan import AD_HOC_GROUP_BASE
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN
-from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHashes
-from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyMatches
-from airflow_provider_cdc.sinks.delta.merge.key_lookup import KeyLookup
-from airflow_provider_cdc.sinks.delta.merge.soft_deletes import add_deleted_column, mark_deleted
-from airflow_provider_cdc.sinks.delta.merge.table_edit import (
+from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_numbers, split_by_size
+from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog, excludes_span
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHashes
+from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes, KeyMatches
+from airflow_provider_cdc.sinks.lake.merge.key_lookup import KeyLookup
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column, mark_deleted
+from airflow_provider_cdc.sinks.lake.merge.table_edit import (
     LARGE_FILE_BYTES,
     SLICES_FOLDER,
     TableEdit,
@@ -35,7 +35,6 @@ from airflow_provider_cdc.sinks.delta.merge.table_edit import (
     without_dead_rows,
     write_data_files,
 )
-from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_numbers, split_by_size
 from airflow_provider_cdc.sinks.protocol import Change, MultisetChange, OverwriteRange, PublishSlices, Truncate, Upsert
 
 #: Additional columns of changes: the number of the file that contains the change, and the row in it. Column names of a
@@ -82,7 +81,7 @@ class ChangeMerger:
     :param deletes: how rows that the source deletes are handled.
     """
 
-    def __init__(self, log: DeltaLog, key_lookup: KeyLookup, deletes: str = HARD) -> None:
+    def __init__(self, log: TableLog, key_lookup: KeyLookup, deletes: str = HARD) -> None:
         self._log, self._key_lookup, self._deletes = log, key_lookup, deletes
         self._format, self._key_hasher = key_lookup.table_format, key_lookup.key_hasher
         self._storage = log.storage
@@ -197,7 +196,7 @@ class ChangeMerger:
                 yield file, None
             elif rows := BitMap(
                 np.flatnonzero(self._read_column(file, SEQ_COLUMN) < seq).astype(np.uint32)
-            ) - self._log.dead_rows(file):
+            ) - self._log.dead_rows(file.path):
                 yield file, rows
 
     def _overwrite_range(self, change: OverwriteRange) -> TableEdit:
@@ -213,7 +212,7 @@ class ChangeMerger:
                 continue
             keys = self._read_columns(file, self._format.key_columns or [SEQ_COLUMN])
             leaves = np.flatnonzero(change.owns_rows(keys).to_numpy(zero_copy_only=False))
-            rows = BitMap(leaves.astype(np.uint32)) - self._log.dead_rows(file)
+            rows = BitMap(leaves.astype(np.uint32)) - self._log.dead_rows(file.path)
             if rows:
                 edit.dead_rows[file.path] = rows
         return edit
@@ -228,7 +227,7 @@ class ChangeMerger:
             is_other_group = (
                 file_group is not None and change.chunk_group is not None and file_group[0] == change.chunk_group[0]
             )
-            if not is_other_group and not file.excludes_span(self._format.stats_column, change.key_span):
+            if not is_other_group and not excludes_span(file, self._format.stats_column, change.key_span):
                 yield file, False
 
     # ------------------------------------------------------------ retained deleted rows
@@ -255,7 +254,7 @@ class ChangeMerger:
                 if only_in_range
                 else change.owns_rows(keys).to_numpy(zero_copy_only=False).copy()
             )
-            is_owned[self._log.dead_rows(file).to_array()] = False
+            is_owned[self._log.dead_rows(file.path).to_array()] = False
             rows = np.flatnonzero(is_owned)
             replaced_rows = rows[np.unique(index.find_keys(self._key_hasher(keys.take(pa.array(rows)))).query_index)]
             if len(replaced_rows):
@@ -270,7 +269,7 @@ class ChangeMerger:
     def _unmarked_rows(self, file: LiveFile, rows: BitMap | None) -> BitMap:
         """Return those of some rows (``None`` for all living rows) that are not marked as deleted."""
         if rows is None:
-            rows = BitMap(range(count_rows(self._storage, file))) - self._log.dead_rows(file)
+            rows = BitMap(range(count_rows(self._storage, file))) - self._log.dead_rows(file.path)
         if not rows:
             return rows
         return rows - BitMap(np.flatnonzero(self._read_column(file, DELETED_COLUMN)).astype(np.uint32))
@@ -317,7 +316,7 @@ class ChangeMerger:
             if file is None:  # removed from the table before another thread had indexed it
                 continue
             queries, rows = matches.query_index[match_indices], matches.row_number[match_indices]
-            if dead := self._log.dead_rows(file):
+            if dead := self._log.dead_rows(file.path):
                 living = BitMap(rows.astype(np.uint32)) - dead
                 is_living = np.isin(rows, np.asarray(living.to_array(), np.int64))
                 queries, rows = queries[is_living], rows[is_living]
@@ -341,10 +340,10 @@ def group_by_number(number: Any, count: int) -> list[Any]:
     return groups
 
 
-def read_living_rows(log: DeltaLog, schema: pa.Schema) -> pa.Table:
+def read_living_rows(log: TableLog, schema: pa.Schema) -> pa.Table:
     """Return all rows of a version."""
     parts = [empty_table(schema)]
     for file in log.files.values():
         rows = read_file(log.storage, file.path, schema, partition=file.partition, may_lack_columns=True)
-        parts += without_dead_rows([rows], log.dead_rows(file))
+        parts += without_dead_rows([rows], log.dead_rows(file.path))
     return pa.concat_tables(parts)

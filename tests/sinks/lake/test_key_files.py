@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.sinks.delta.merge import key_lookup as module
-from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import read_row_groups, write_file
+from airflow_provider_cdc.sinks.lake.merge import key_lookup as module
+from airflow_provider_cdc.sinks.lake.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.protocol import PublishSlices, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, create_table, held, opened, rows, upsert

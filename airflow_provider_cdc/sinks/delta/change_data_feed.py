@@ -25,11 +25,11 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, KeyHashes
-from airflow_provider_cdc.sinks.delta.merge.key_index import FileKeyHashes, KeyIndex
-from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedWriter, TableFormat
-from airflow_provider_cdc.sinks.delta.merge.table_edit import TableEdit, count_rows
 from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues, read_row_groups, read_row_numbers
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher, KeyHashes
+from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes, KeyIndex
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit, count_rows
 
 #: Folder of its files in the table's folder, as defined by the Delta protocol.
 FEED_FOLDER = "_change_data"
@@ -106,7 +106,7 @@ class ChangeFeedWriter:
             rows = (
                 BitMap(range(count_rows(self._storage, file))) if path in edit.removed_files else edit.dead_rows[path]
             )
-            if living := rows - self._log.dead_rows(file):
+            if living := rows - self._log.dead_rows(file.path):
                 yield path, living, file.partition
 
     def _index_new_keys(self, edit: TableEdit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:

@@ -11,12 +11,12 @@ import pytest
 from deltalake import DeltaTable
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta import compaction as module
-from airflow_provider_cdc.sinks.delta.compaction import DeltaCompaction, choose_file_groups
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log.live_file import DeltaLiveFile
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions
+from airflow_provider_cdc.sinks.lake import compaction as module
+from airflow_provider_cdc.sinks.lake.compaction import FileCompaction, choose_file_groups
 from airflow_provider_cdc.sinks.protocol import Truncate
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, add, create_table, files, folder_of, held, opened, rows, upsert
@@ -40,13 +40,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- what is compacted
 
 
-def file(name: str, size: int, dead: int = 0, count: int = 100) -> LiveFile:
+def file(name: str, size: int, dead: int = 0, count: int = 100) -> DeltaLiveFile:
     vector = DeletionVector("u", "place", 1, dead, 1).to_json() if dead else None
     stats = f'{{"numRecords": {count}}}'
-    return LiveFile({"path": name, "size": size, "stats": stats, **({"deletionVector": vector} if vector else {})})
+    return DeltaLiveFile({"path": name, "size": size, "stats": stats, **({"deletionVector": vector} if vector else {})})
 
 
-def groups(listed: list[LiveFile], *, vectors: bool = True, purge: bool = False) -> list[list[str]]:
+def groups(listed: list[DeltaLiveFile], *, vectors: bool = True, purge: bool = False) -> list[list[str]]:
     found = choose_file_groups(listed, lambda f: f.stats["numRecords"], deletion_vectors=vectors, purge=purge)
     return [[f.path for f in group] for group in found]
 
@@ -86,7 +86,7 @@ def test_none_becomes_too_large() -> None:
 @pytest.mark.parametrize("batch", [10 << 10, 200 << 10, 3 * MB])
 def test_a_row_is_written_again_a_few_times(batch: int) -> None:
     """Without dead rows, once for each tier: whatever the size of the batches, and however long it goes on."""
-    listed, written, most = list[LiveFile](), 0, 0
+    listed, written, most = list[DeltaLiveFile](), 0, 0
     for n in range(3000):
         listed.append(file(f"b{n}", batch))
         while found := groups(listed):
@@ -192,7 +192,7 @@ def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path
         upsert(target, (n + 20, "a", n + 3, "c"))
     paths = {path for path, _ in first.sources}
     [both] = other.plan_compactions()
-    second = DeltaCompaction(both.storage, both.table_format, tuple((p, d) for p, d in both.sources if p not in paths))
+    second = FileCompaction(both.storage, both.table_format, tuple((p, d) for p, d in both.sources if p not in paths))
     done = [(c, c.run()) for c in (first, second)]
     upsert(target, (0, "b", 9, "u"), (10, "b", 9, "u"))
     expected = held(target)
@@ -330,7 +330,7 @@ def test_from_vectors_to_copies_and_back(soon: None, tmp_path: Path) -> None:
     copies.clean_up()
     log = copies.load_log()
     assert log.protocol == {"minReaderVersion": 1, "minWriterVersion": 2}
-    assert "delta.enableDeletionVectors" not in log.configuration and held(copies) == expected
+    assert "delta.enableDeletionVectors" not in log.properties and held(copies) == expected
     upsert(copies, (0, "c", 9, "u"))
     assert DeltaTable(folder_of(copies)).to_pyarrow_table().num_rows == 4
     again = opened(tmp_path)

@@ -15,18 +15,16 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
-from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, add_action
-from airflow_provider_cdc.sinks.delta.merge.partitions import TableFormat, supports_vectors
-from airflow_provider_cdc.sinks.delta.merge.table_edit import (
-    PreparedCommit,
+from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues
+from airflow_provider_cdc.sinks.lake.log.file_commit import AddFile, CommitKind, FileCommit, RemoveFile
+from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
+from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat
+from airflow_provider_cdc.sinks.lake.merge.table_edit import (
     count_rows,
     new_file_path,
     partition_key,
     read_living_row_groups,
 )
-from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Number of files of one tier that are merged: the sizes within a tier differ by at most a factor of eight.
@@ -42,7 +40,7 @@ _MAX_FILES = 400
 
 
 @dataclass(frozen=True)
-class DeltaCompaction:
+class FileCompaction:
     """Files to be merged into one.
 
     :param storage: storage of the table's folder.
@@ -71,18 +69,18 @@ class DeltaCompaction:
 
 
 def plan_compactions(
-    log: DeltaLog, table_format: TableFormat, *, deletion_vectors: bool, purge: bool
-) -> list[DeltaCompaction]:
+    log: TableLog, table_format: TableFormat, *, deletion_vectors: bool, purge: bool
+) -> list[FileCompaction]:
     """Return the compactions that are due.
 
     :param deletion_vectors: whether rows may be deleted by deletion vectors; if not, files with one are rewritten.
     :param purge: whether to remove all dead rows and merge all small files.
     """
     return [
-        DeltaCompaction(
+        FileCompaction(
             log.storage,
             table_format,
-            tuple((f.path, bytes(log.dead_rows(f).serialize())) for f in files),
+            tuple((f.path, bytes(log.dead_rows(f.path).serialize())) for f in files),
             files[0].partition,
         )
         for files in choose_file_groups(
@@ -180,8 +178,8 @@ def _pack_bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveF
 
 
 def prepare_compaction_commit(
-    log: DeltaLog, results: Sequence[tuple[DeltaCompaction, Sequence[DataFile]]], table_format: TableFormat
-) -> tuple[PreparedCommit, int]:
+    log: TableLog, results: Sequence[tuple[FileCompaction, Sequence[DataFile]]], table_format: TableFormat
+) -> tuple[FileCommit, int]:
     """Prepare the commit of compactions that have run, on the current version of the table.
 
     Each compaction succeeds or fails on its own: it is dropped if a file that it read is gone, or its output must not
@@ -189,39 +187,34 @@ def prepare_compaction_commit(
 
     :returns: the commit, and the number of compactions that it contains.
     """
-    commit, added_files, committed_count, replaced_paths = PreparedCommit(), list[DataFile](), 0, set[str]()
+    commit, added_files, committed_count = FileCommit(kind=CommitKind.OPTIMIZE), list[AddFile](), 0
+    replaced_paths = set[str]()
     for compaction, files in results:
         dead = None if replaced_paths & {path for path, _ in compaction.sources} else _rows_dead_since(log, compaction)
-        if dead is None or any(dead and not supports_vectors(file.path) for file in files):
+        if dead is None or any(dead and not table_format.supports_vectors(file.path) for file in files):
             # It may already be committed.
             commit.delete_on_success += [file.path for file in files if file.path not in log.files]
             continue
         committed_count += 1
         replaced_paths |= {path for path, _ in compaction.sources}
-        commit.actions += [log.files[path].remove_action(data_change=False) for path, _ in compaction.sources]
+        commit.operations += [RemoveFile(log.files[path]) for path, _ in compaction.sources]
         for file in files:
             if len(dead) == file.rows:
                 commit.delete_on_success.append(file.path)
-                continue
-            added_files.append(file)
-            if dead:
-                commit.dead_rows[file.path] = dead
-    vectors = write_vectors(log.storage, commit.dead_rows)
-    commit.delete_on_conflict += {v.file_name for v in vectors.values() if v.file_name}
-    commit.actions += [
-        add_action(file, table_format.stats_column, vectors.get(file.path), data_change=False) for file in added_files
-    ]
+            else:
+                added_files.append(AddFile(file, dead))
+    commit.operations += added_files
     return commit, committed_count
 
 
-def _rows_dead_since(log: DeltaLog, compaction: DeltaCompaction) -> BitMap | None:
+def _rows_dead_since(log: TableLog, compaction: FileCompaction) -> BitMap | None:
     """Return the rows of a compaction's output that have died since; ``None`` if the compaction is void."""
     start, dead = 0, BitMap()
     for path, serialized_dead in compaction.sources:
         if path not in log.files:
             return None
         live_file = log.files[path]
-        dead_before, dead_now = BitMap.deserialize(serialized_dead), log.dead_rows(live_file)
+        dead_before, dead_now = BitMap.deserialize(serialized_dead), log.dead_rows(live_file.path)
         if not dead_before.issubset(dead_now):
             return None  # rows came back: an older version was restored
         newly_dead = np.asarray((dead_now - dead_before).to_array(), np.int64)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.multiset import row_images
 from airflow_provider_cdc.sinks import row_hashes as module
-from airflow_provider_cdc.sinks.delta.merge.key_hashes import KeyHasher, concat_hashes
+from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher, concat_hashes
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int8(): st.integers(-128, 127),

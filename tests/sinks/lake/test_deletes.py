@@ -16,9 +16,9 @@ from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.protocol import Change, Fence, OverwriteRange, PublishSlices, Truncate, Upsert
 
 ID = Column("id", "bigint", "bigint", nullable=False)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import numpy as np
@@ -18,35 +18,25 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
-from airflow_provider_cdc.sinks.delta.log.features import GENERATION_EXPRESSION
 from airflow_provider_cdc.sinks.files.parquet import NO_PARTITION, DataFile, PartitionValues, write_file
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Parts of a date: type of the column in the table, and number of characters of YYYY-MM-DD HH that determine it.
-DATE_UNITS: Mapping[str, tuple[pa.DataType, int]] = {
-    "year": (pa.int32(), 4),
-    "month": (pa.string(), 7),
-    "day": (pa.date32(), 10),
-    "hour": (pa.string(), 13),
-}
-#: The same as Spark expressions.
-_EXPRESSIONS = {"year": "YEAR({})", "month": "DATE_FORMAT({}, 'yyyy-MM')", "day": "CAST({} AS DATE)"}
+#: Parts of a date: number of characters of YYYY-MM-DD HH that determine it.
+DATE_UNITS: Mapping[str, int] = {"year": 4, "month": 7, "day": 10, "hour": 13}
 _TIME_TYPES = ("datetime", "timestamp")
 #: Types of columns that may partition a table: key types whose text is complete in a path.
 _PARTITION_TYPES = KEY_TYPES - {"binary", "varbinary", "time", *_TIME_TYPES}
 #: Folder name of a NULL value, allowed column names in a path, and maximum length of a folder name.
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _ALLOWED_NAME = re.compile(r"[^/\\=%#?*:\"\x00-\x1f\x7f]+")
 _MAX_FOLDER_BYTES = 240
-#: Paths that are unchanged when escaped in a URL.
-_UNESCAPED_PATH = re.compile(r"[A-Za-z0-9/_.=~-]*")
 #: Maximum bytes of rows in memory that wait for more rows of their partitions.
 BUFFER_BYTES = 64 << 20
-_SETTING = "sink.partition_by"
+SETTING = "sink.partition_by"
 _CHANGE_VALUE_REMEDY = "Give the row another value in the source"
 _PARTITION_VALUE_REMEDY = (
     f"{_CHANGE_VALUE_REMEDY}, then re-snapshot the table (airflow-cdc resnapshot); or leave the column out of "
-    f"{_SETTING} and start with a fresh sink.path"
+    f"{SETTING} and start with a fresh sink.path"
 )
 
 
@@ -72,7 +62,7 @@ class PartitionField:
 
 @dataclass(frozen=True)
 class TableFormat:
-    """How the rows of a table are stored in its files, and how they are identified.
+    """How the rows of a table are stored in its files, and how they are identified. A format may extend it.
 
     :param schema: schema of its rows, without parts of dates.
     :param fields: the columns, and parts of dates, that partition it.
@@ -88,7 +78,7 @@ class TableFormat:
     stats_column: str | None = None
 
     @classmethod
-    def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> TableFormat:
+    def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> Self:
         """Return the format of a captured table's sink table.
 
         :raises NotReadyError: if the table cannot be partitioned this way.
@@ -97,14 +87,14 @@ class TableFormat:
         for part in fields:
             if problem := _why_not_partitionable(part, columns):
                 raise NotReadyError(
-                    f"{_SETTING}: table {table.label} cannot be partitioned by {part}: {problem[0]}", problem[1]
+                    f"{SETTING}: table {table.label} cannot be partitioned by {part}: {problem[0]}", problem[1]
                 )
         if fields and columns.keys() <= {part.column_name for part in fields}:
             raise NotReadyError(
-                f"{_SETTING}: table {table.label} would be partitioned by all of its columns", "Leave one of them out"
+                f"{SETTING}: table {table.label} would be partitioned by all of its columns", "Leave one of them out"
             )
         if len({part.column_name for part in fields}) < len(fields):
-            raise NotReadyError(f"{_SETTING}: table {table.label} is partitioned by a column twice", "Leave one out")
+            raise NotReadyError(f"{SETTING}: table {table.label} is partitioned by a column twice", "Leave one out")
         return cls(table.sink_schema, tuple(fields), None, table.key, table.integer_key_column)
 
     @property
@@ -122,40 +112,14 @@ class TableFormat:
         """Partition columns of the table, in order."""
         return [part.column_name for part in self.fields]
 
-    def check_partition_columns(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Refuse a table with another partitioning.
-
-        :param name: name of the table in messages.
-        :raises TerminalError: if the partition columns differ.
-        """
-        current_columns = list(metadata.get("partitionColumns") or ())
-        if current_columns != self.columns:
-            raise TerminalError(
-                f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, but {_SETTING} says "
-                f"{', '.join(self.columns) or 'nothing'}",
-                "Undo the change, or start with a fresh sink.path: the partitioning is fixed when a table is created",
-            )
-
     @cached_property
     def file_schema(self) -> pa.Schema:
         """Schema of the data files."""
         return pa.schema([f for f in self.schema if f.name not in self.columns])
 
-    @cached_property
-    def table_schema(self) -> pa.Schema:
-        """Schema of the table as readers see it."""
-        return pa.schema([*self.schema, *(self._generated_field(part) for part in self.fields if part.unit)])
-
-    def _generated_field(self, part: PartitionField) -> pa.Field:
-        """Return the column for a part of a date.
-
-        It has a generation expression only for a DATE, because Spark evaluates other types in the session's time zone.
-        """
-        assert part.unit is not None
-        name, expression = part.column.replace("`", "``"), _EXPRESSIONS.get(part.unit)
-        exact = expression is not None and pa.types.is_date(self.schema.field(part.column).type)
-        metadata = {GENERATION_EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
-        return pa.field(part.column_name, DATE_UNITS[part.unit][0], metadata=metadata)
+    def supports_vectors(self, path: str) -> bool:
+        """Return whether rows of a file may be deleted by a deletion vector. If not, the file is rewritten."""
+        return True
 
     def split_rows(self, rows: pa.Table) -> list[tuple[PartitionValues, Any]]:
         """Return the partitions of rows: the values of each, and the indices of its rows, in order.
@@ -172,37 +136,33 @@ class TableFormat:
         partitions = []
         for group, row_indices in zip(groups.select(texts.column_names).to_pylist(), groups["row_list"], strict=True):
             values: PartitionValues = dict(zip(self.columns, group.values(), strict=True))
-            self._check_values(values)
+            for name, value in values.items():
+                self.check_value(name, value)
             partitions.append((values, row_indices.values.to_numpy()))
         return partitions
 
     def _value_texts(self, part: PartitionField, rows: pa.Table) -> pa.ChunkedArray:
-        """Return values in the format of the log."""
+        """Return values as text."""
         column = rows[part.column]
         if part.unit is None:
             return column.cast(pa.string())
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp(column.type.unit))  # in UTC
-        text = pc.utf8_slice_codeunits(column.cast(pa.string()), 0, DATE_UNITS[part.unit][1])
+        text = pc.utf8_slice_codeunits(column.cast(pa.string()), 0, DATE_UNITS[part.unit])
         if part.unit == "year":
             return text.cast(pa.int32()).cast(pa.string())
         return pc.replace_substring(text, " ", "-")
 
-    def _check_values(self, values: PartitionValues) -> None:
-        for name, value in values.items():
-            if value == "" or value == _NULL_FOLDER:
-                raise TerminalError(
-                    f"a row has {'an empty text' if value == '' else _NULL_FOLDER} in partition column {name}: "
-                    "Delta readers would read it as NULL",
-                    _PARTITION_VALUE_REMEDY,
-                    first=_CHANGE_VALUE_REMEDY,
-                )
-            if len(_partition_folder(name, value).encode()) > _MAX_FOLDER_BYTES:
-                raise TerminalError(
-                    f"a row has a text in partition column {name} that is too long for the name of a folder",
-                    _PARTITION_VALUE_REMEDY,
-                    first=_CHANGE_VALUE_REMEDY,
-                )
+    def check_value(self, name: str, value: str | None) -> None:
+        """Refuse a partition value that readers would not read as it is.
+
+        :param name: name of the partition column.
+        :raises TerminalError: if it cannot be represented.
+        """
+        if len(_partition_folder(name, value).encode()) > _MAX_FOLDER_BYTES:
+            raise partition_value_error(
+                f"a row has a text in partition column {name} that is too long for the name of a folder"
+            )
 
     def file_path(self, folder: str, values: PartitionValues, name: str) -> str:
         """Return the path of a file of a partition.
@@ -312,13 +272,9 @@ class PartitionedWriter:
         return self._format.file_path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
 
 
-def supports_vectors(path: str) -> bool:
-    """Return whether rows of a file may be deleted by a deletion vector.
-
-    Not if its path contains escaped characters: Polars looks up the vector by the file's URL, in which they are escaped
-    again, and treats dead rows as alive. Such files are rewritten instead.
-    """
-    return _UNESCAPED_PATH.fullmatch(path) is not None
+def partition_value_error(problem: str) -> TerminalError:
+    """Return the error for a row whose partition value cannot be represented."""
+    return TerminalError(problem, _PARTITION_VALUE_REMEDY, first=_CHANGE_VALUE_REMEDY)
 
 
 def combine_files(path: str, files: Iterable[DataFile]) -> DataFile:
@@ -333,7 +289,7 @@ def combine_files(path: str, files: Iterable[DataFile]) -> DataFile:
 
 
 def _partition_folder(name: str, value: str | None) -> str:
-    return f"{name}={_NULL_FOLDER if value is None else quote(value, safe='')}"
+    return f"{name}={NULL_FOLDER if value is None else quote(value, safe='')}"
 
 
 def _why_not_partitionable(field: PartitionField, columns: Mapping[str, Column]) -> tuple[str, str] | None:
@@ -343,7 +299,7 @@ def _why_not_partitionable(field: PartitionField, columns: Mapping[str, Column])
         return f"it has no column {field.column} that is copied", f"Its columns are {', '.join(columns)}"
     kind = column.data_type
     if not _ALLOWED_NAME.fullmatch(field.column):
-        return "the column name cannot be a folder name", f"Leave it out of {_SETTING}"
+        return "the column name cannot be a folder name", f"Leave it out of {SETTING}"
     if field.unit is None and kind in _TIME_TYPES:
         return (
             f"only a part of a {column.column_type} can be used",

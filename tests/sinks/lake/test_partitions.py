@@ -19,18 +19,20 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_cdc.config import Sink
-from airflow_provider_cdc.config import sink_section as section
+from airflow_provider_cdc.config.delta_settings import DELTA_PARTITION_UNITS
 from airflow_provider_cdc.model.changes import last_changes
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
-from airflow_provider_cdc.sinks.delta import compaction, maintenance
+from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
-from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.merge import partitions
+from airflow_provider_cdc.sinks.delta.log.live_file import DeltaLiveFile
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.delta.table_format import DeltaTableFormat
 from airflow_provider_cdc.sinks.files.parquet import DataFile, open_parquet
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge import partitions
 from airflow_provider_cdc.sinks.protocol import Fence, MultisetChange, OverwriteRange, PublishSlices, Truncate, Upsert
 from tests.sinks.conformance import VALUES, nullable
 
@@ -430,7 +432,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     work = [c for c in target.plan_compactions() if c.partition["country"] == "a+b"]
     done = [(c, c.run()) for c in work]
     with monkeypatch.context() as patch:  # as another writer does it
-        patch.setattr("airflow_provider_cdc.sinks.delta.merge.table_edit.supports_vectors", lambda _: True)
+        patch.setattr(DeltaTableFormat, "supports_vectors", lambda *_: True)
         upsert(target, (90, "DE", None, 5, 3, "u"))
     expected[90] = ("DE", 5)
     assert work and not target.commit_compactions(done)
@@ -590,7 +592,7 @@ def test_another_writer_compacts(tmp_path: Path) -> None:
     for n in range(4):
         upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_provider_cdc.sinks.delta.merge.table_edit.SMALL_FILE_BYTES", 0)
+        patch.setattr("airflow_provider_cdc.sinks.lake.merge.table_edit.SMALL_FILE_BYTES", 0)
         for n in range(4, 8):
             upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     assert DeltaTable(target.storage.location()).optimize.compact()["numFilesRemoved"] > 2
@@ -602,17 +604,17 @@ def test_another_writer_compacts(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- compaction
 
 
-def file(name: str, partition: str | None, size: int, dead: int = 0) -> LiveFile:
+def file(name: str, partition: str | None, size: int, dead: int = 0) -> DeltaLiveFile:
     found: dict[str, Any] = {"path": name, "size": size, "stats": '{"numRecords": 100}'}
     found["partitionValues"] = {"country": partition}
     if dead:
         found["deletionVector"] = {
             "storageType": "u", "pathOrInlineDv": "p", "offset": 1, "sizeInBytes": 1, "cardinality": dead
         }  # fmt: skip
-    return LiveFile(found)
+    return DeltaLiveFile(found)
 
 
-def groups(listed: list[LiveFile]) -> list[list[str]]:
+def groups(listed: list[DeltaLiveFile]) -> list[list[str]]:
     return [[f.path for f in group] for group in compaction.choose_file_groups(listed, lambda _: 100)]
 
 
@@ -733,7 +735,7 @@ def test_the_first_pattern_counts(tmp_path: Path) -> None:
     assert DeltaSink(str(tmp_path), "p", partition_by=by[:1]).table(KEYLESS).options.partitioned_by == ()
     settings = Sink("/data", partition_by={"shop[.]orders": ["country"], "shop[.].*": [{"day": "made"}]})
     assert DeltaSink.from_settings(settings, "p", None).partition_by == by
-    assert set(section._PARTITION_UNITS) == set(partitions.DATE_UNITS)
+    assert set(DELTA_PARTITION_UNITS) == set(partitions.DATE_UNITS)
 
 
 @pytest.mark.parametrize("before", [BY, ()])

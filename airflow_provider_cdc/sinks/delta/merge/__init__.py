@@ -1,9 +1,0 @@
-"""Merging changes into a Delta table: key index, copy-on-write, deletion vectors, partitions, change data feed.
-
-``change_merger.ChangeMerger`` takes a change, as ``sinks.protocol`` defines it, and the newest version, and determines
-which rows of which files become dead, and which files are added. ``key_lookup`` and ``key_index`` find rows by key;
-``key_hashes`` hashes keys. ``table_edit`` turns the result into a commit: ``prepare_deletion_vectors``, or
-``prepare_copy_on_write``, which rewrites the files. ``partitions`` sorts rows into folders, ``change_data_feed``
-records what a commit changes, and ``soft_deletes`` and ``retained_rows`` keep rows that the source has deleted. Arrow
-tables of changes go in, and Delta actions come out. The room is called by ``sinks.delta.table``.
-"""
