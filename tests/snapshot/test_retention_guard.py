@@ -37,7 +37,7 @@ class Heard:
         self.progressed: list[ChunkProgress] = []
 
     def line(self, text: str, level: int = logging.INFO) -> None:
-        self.lines.append(f"{logging.getLevelName(level).lower()}: {text}")
+        self.lines.append(f"warning: {text}" if level == logging.WARNING else text)
 
     def progress(self, progress: ChunkProgress) -> None:
         self.progressed.append(progress)
