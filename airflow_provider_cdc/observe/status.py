@@ -57,6 +57,7 @@ def read_status(context: RunContext) -> dict[str, Any]:
             position=None if offset is None else str(offset.at),
             pending_resnapshots=tables_pending_publication(context, plan),
             missing=tables_known_missing(context, plan),
+            given_up=_tables_given_up(store, plan),
         )
         return {
             "pipeline": plan.pipeline,
@@ -87,6 +88,12 @@ def read_status(context: RunContext) -> dict[str, Any]:
             **lag,
             "stream": None if stream is None else _stream_json(context, store, stream, is_running),
         }
+
+
+def _tables_given_up(store: StateDatabase, plan: Plan) -> set[int]:
+    """Return the tables that the running stream has left to the user, as its driver has recorded."""
+    recorded = {(row.database, row.name) for row in store.table_states(plan.pipeline) if row.state == "suspended"}
+    return {index for index, table in enumerate(plan.tables) if table.id in recorded}
 
 
 def describe_unreadable_copies(status: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import ADDED, REMOVED
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
-from airflow_provider_cdc.resnapshot.suspension import suspension_remedy
+from airflow_provider_cdc.resnapshot.suspension import is_resnapshot_automatic, suspension_remedy
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state.values import TableProgress, TableStatus
 
@@ -32,6 +32,7 @@ class PipelineState:
     :param position: the resume point as text; ``None`` before the first batch.
     :param pending_resnapshots: indexes of tables whose re-snapshot waits to be published by the stream.
     :param missing: indexes of suspended tables that no longer exist in the source, as far as is known.
+    :param given_up: indexes of suspended tables that the stream has left to the user.
     """
 
     plan: Plan
@@ -41,6 +42,7 @@ class PipelineState:
     position: str | None
     pending_resnapshots: Collection[int]
     missing: Collection[int] = ()
+    given_up: Collection[int] = ()
 
 
 def describe_table(
@@ -110,7 +112,11 @@ def _state_name(context: RunContext, pipeline_state: PipelineState, index: int) 
     if index in pipeline_state.missing:
         return "dropped"
     if suspension is not None:
-        return "waiting" if suspension.kind in (ADDED, REMOVED) else "suspended"
+        if suspension.kind in (ADDED, REMOVED):
+            return "waiting"
+        # While the stream runs, it re-snapshots such a table automatically: no user has to act.
+        is_at_work = bool(pipeline_state.stream_running) and index not in pipeline_state.given_up
+        return "rereading" if is_at_work and is_resnapshot_automatic(context, suspension) else "suspended"
     if pipeline_state.snapshot_complete:
         if pipeline_state.stream_running is None:
             return "copied"

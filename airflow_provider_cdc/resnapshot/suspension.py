@@ -36,6 +36,7 @@ from airflow_provider_cdc.sinks.protocol import SinkTable
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.state import StateDatabase
+from airflow_provider_cdc.state.event_kinds import INFO
 from airflow_provider_cdc.system.failpoints import failpoint
 
 #: Suspension kinds for which a table that cannot be seen is gone: only a DDL, if anything, was wrong with it.
@@ -179,7 +180,21 @@ def record_suspensions(
         if suspension.kind == REMOVED:
             kind = "table_removed"
             message = f"table {label} was removed from the pipeline: its copy stays as it was at {suspension.at}"
-        context.report_event(store, kind, message, table=label, remedy=remedy, by=by)
+        level = None
+        if suspension.dropped:
+            kind, remedy = "table_dropped", ""
+            message = f"table {label} was dropped in the source: its copy stays as it was at {suspension.at}"
+        elif is_resnapshot_automatic(context, suspension):
+            level, remedy = INFO, ""
+            message += ". The stream re-snapshots it"
+        elif suspension.kind == REQUESTED:
+            level = INFO
+        context.report_event(store, kind, message, table=label, remedy=remedy, by=by, level=level)
+
+
+def is_resnapshot_automatic(context: RunContext, suspension: Suspension) -> bool:
+    """Return whether the stream re-snapshots a suspended table automatically, because a DDL was not followed."""
+    return context.pipeline.stream.reread == "auto" and suspension.kind == NotFollowedError.__name__
 
 
 def suspension_remedy(plan: Plan, suspension: Suspension) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 from contextlib import closing
 
 from airflow_provider_cdc.chunk_groups.task import JobRunner, run_in_threads
-from airflow_provider_cdc.model.errors import ADDED, REMOVED, CdcError, NotFollowedError, NotReadyError, TransientError
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
@@ -24,7 +24,11 @@ from airflow_provider_cdc.resnapshot.membership import find_new_tables
 from airflow_provider_cdc.resnapshot.publish import PublishResult
 from airflow_provider_cdc.resnapshot.read import stage_requested, stage_table
 from airflow_provider_cdc.resnapshot.staged_files import list_pending_reads
-from airflow_provider_cdc.resnapshot.suspension import list_suspensions, tables_missing_in_source
+from airflow_provider_cdc.resnapshot.suspension import (
+    is_resnapshot_automatic,
+    list_suspensions,
+    tables_missing_in_source,
+)
 from airflow_provider_cdc.runtime.background import BackgroundLoop
 from airflow_provider_cdc.runtime.request_inbox import RequestInbox
 from airflow_provider_cdc.runtime.run_context import RunContext
@@ -84,6 +88,12 @@ class ResnapshotWorker(BackgroundLoop):
         """Whether users have requested re-snapshots that have not ended yet."""
         return bool(self._requests)
 
+    @property
+    def given_up(self) -> frozenset[int]:
+        """Tables that this run leaves to the user."""
+        with self._lock:
+            return frozenset(self._given_up)
+
     def is_working_on(self, index: int) -> bool:
         """Return whether a table, or a part of it, is being read or waits to be published."""
         return index in self._pending or index in self._requests
@@ -107,8 +117,7 @@ class ResnapshotWorker(BackgroundLoop):
                 self._enqueue(suspension.table)
 
     def _is_read_automatically(self, suspension: Suspension) -> bool:
-        is_automatic = self._context.pipeline.stream.reread == "auto"
-        return suspension.kind in (ADDED, REMOVED) or (is_automatic and suspension.kind == NotFollowedError.__name__)
+        return suspension.kind in (ADDED, REMOVED) or is_resnapshot_automatic(self._context, suspension)
 
     def take_created_tables(self) -> list[TableSchema]:
         """Return the tables to add that were created since the last call."""

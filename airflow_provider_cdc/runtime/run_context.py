@@ -28,6 +28,7 @@ from airflow_provider_cdc.model.progress import ChunkProgress
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource, OpenStreamAt
 from airflow_provider_cdc.mysql.chunks.planner import make_plan
+from airflow_provider_cdc.mysql.client.identity import product_of
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
 from airflow_provider_cdc.mysql.positions.start import plan_without_snapshot
@@ -165,6 +166,15 @@ class RunContext:
             self.local_files.create_folder()
         return StateDatabase.open(f"sqlite:///{self.local_files.state_database}", migrate=migrate)
 
+    def describe_source(self, connection: Any | None = None) -> dict[str, Any]:
+        """Return how people know the source: its connection, host and port, and the version if a connection is open."""
+        address = {name: self.connect_args.get(name) for name in ("host", "port")}
+        known = {"conn_id": self.pipeline.source.conn_id, **address}
+        if connection is None:
+            return known
+        product = product_of(connection)
+        return {**known, "version": f"{product.name} {'.'.join(map(str, product.version))}"}
+
     def report_event(
         self,
         store: StateDatabase,
@@ -174,6 +184,7 @@ class RunContext:
         table: str | None = None,
         remedy: str | None = None,
         by: str | None = None,
+        level: str | None = None,
     ) -> None:
         """Report an event as a line, a warning if it has a remedy, and add it to the journal unless that has an outage.
 
@@ -181,7 +192,7 @@ class RunContext:
         """
         self.reporter.line(f"{detail}. {remedy}" if remedy else detail, logging.WARNING if remedy else logging.INFO)
         with tolerate_outage():
-            store.add_event(self.pipeline.name, kind, detail, table=table, remedy=remedy, by=by)
+            store.add_event(self.pipeline.name, kind, detail, table=table, remedy=remedy, by=by, level=level)
 
     def warn(self, text: str) -> None:
         """Report a line of text at WARNING."""
@@ -338,6 +349,7 @@ class RunContext:
             self.reporter.line(f"planned {len(plan.tables)} tables: {summary}, P0 at {plan.p0.at}")
             failpoint("plan.after_write")
         mirror_plan(state_database, plan, self.pipeline.snapshot.chunk_rows)
+        state_database.record_source(plan.pipeline, self.describe_source())
         return plan
 
     def _refuse_lost_plan(self, plan: Plan) -> None:

@@ -6,7 +6,6 @@ in one of the two logs or in both. GTIDs do not show that, but ``verify`` does. 
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -17,14 +16,15 @@ from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state import StateDatabase
 
-_EVENT_KINDS = ("server", "restart")
-_DETAIL_PATTERN = re.compile(r"(\S+) has run since ([^\s,;]+)")
 #: The server reports its uptime in whole seconds, and it is queried a moment after the time.
 _UPTIME_TOLERANCE = timedelta(seconds=3)
 
 
 def record_server_restart(context: RunContext, state_database: StateDatabase) -> None:
-    """Add an event with the server's start time if it differs from the last one. Failures are ignored."""
+    """Record which server is read and when it was started, with an event if one of them has changed.
+
+    Failures are ignored.
+    """
     with tolerate_outage(), closing(connect(context.connect_args)) as connection:
         server, clock = server_identity(connection), server_time(connection)
         uptime = float(query_pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
@@ -32,12 +32,16 @@ def record_server_restart(context: RunContext, state_database: StateDatabase) ->
         variables = query_pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
         since = datetime.fromtimestamp(round(clock - uptime), UTC)
         detail, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
-        details = (event.detail for event in state_database.last_events(name, 1, _EVENT_KINDS))
-        previous = next(filter(None, map(_DETAIL_PATTERN.match, details)), None)
-        if previous is None or previous[1] != server:
+        source = state_database.source(name) or {}
+        last_server, last_start = source.get("server"), source.get("running_since")
+        started = {"server": server, "running_since": since.isoformat()}
+        state_database.record_source(name, {**context.describe_source(connection), **started})
+        if last_server is None or last_start is None:
+            return  # the first server is no news
+        if last_server != server:
             state_database.add_event(name, "server", detail)
-        elif abs(datetime.fromisoformat(previous[2]) - since) > _UPTIME_TOLERANCE:
-            detail += f", previously since {previous[2]}: it was restarted"
+        elif abs(datetime.fromisoformat(last_start) - since) > _UPTIME_TOLERANCE:
+            detail += f", previously since {last_start}: it was restarted"
             unsafe = [f"{name}={variables[name]}" for name in DURABILITY_VARIABLES if variables[name] != "1"]
             if unsafe:
                 detail += f" with {', '.join(unsafe)}; if it crashed, it may have lost commits that the copy has"

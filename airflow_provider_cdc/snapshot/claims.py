@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, TaskRequest, chunk_entries, to_chunk_results
-from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.errors import CdcError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress
 from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_AFTER_SECONDS, HeartbeatMonitor
@@ -70,7 +70,7 @@ class GroupClaim(BackgroundLoop):
         super().__exit__()
         if error[0] is not None:
             with tolerate_outage():
-                self.store.release_group(*self._key, self.attempt)
+                self.store.release_group(*self._key, self.attempt, _group_error_text(error[1]))
 
     def check_still_held(self) -> None:
         """Raise an error if another process has taken over the group.
@@ -183,6 +183,7 @@ def claim_group(
             expected_attempt=row.attempt,
             newest_in_sink=group.newest_attempt(),
             holder=_holder_text(holder),
+            readers=group.context.pipeline.snapshot.parallelism,
             state="running" if published is None else "rereading",
         )
         if attempt:
@@ -230,6 +231,13 @@ def _is_being_read(row: ChunkGroupRow, pulse: HeartbeatMonitor) -> bool:
     if row.state not in ("running", "rereading") or row.heartbeat_at is None or _holder_died_here(row.holder or ""):
         return False
     return pulse.observe((row.attempt, row.heartbeat_at), time.monotonic()) is not False
+
+
+def _group_error_text(error: object) -> str | None:
+    """Return why a group could not be read, or ``None`` if its process was only asked to end."""
+    if not isinstance(error, Exception):
+        return None
+    return str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
 
 
 def _holder_text(holder: str) -> str:

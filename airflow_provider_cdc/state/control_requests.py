@@ -7,8 +7,9 @@ from typing import Any
 from sqlalchemy import Update, select, update
 
 from airflow_provider_cdc.state.database import execute_update
-from airflow_provider_cdc.state.models import ControlRequestRow, EventRow, storable_text, utc_now
-from airflow_provider_cdc.state.streams import StreamRecords, lock_pipeline, select_newest_epoch
+from airflow_provider_cdc.state.events import add_event_row
+from airflow_provider_cdc.state.models import ControlRequestRow, storable_text, utc_now
+from airflow_provider_cdc.state.streams import StreamRecords, lock_pipeline, select_newest_epoch, update_epoch
 
 #: Kinds of requests: suspend a table; re-snapshot it, which also lets a suspended table rejoin; compare a table or all
 #: tables with their copies; compare them and re-snapshot the rows that differ.
@@ -77,7 +78,7 @@ class ControlRequestRecords(StreamRecords):
                 return False
             row = session.get_one(ControlRequestRow, request_id)
             detail = f"the request of {row.by} to {row.kind} {row.table or 'all tables'} was withdrawn"
-            session.add(make_event_row(pipeline, "request_withdrawn", detail, table=row.table or None, by=by))
+            add_event_row(session, pipeline, "request_withdrawn", detail, table=row.table or None, by=by)
             return True
 
     def take_request(self, request_id: int) -> bool:
@@ -108,11 +109,9 @@ class ControlRequestRecords(StreamRecords):
             if row is None or row.state != "running" or row.desired_state == "stop":
                 return False
             if row.desired_state != "pause":
-                row.desired_state, row.paused_by = "pause", storable_text(by)
-                detail = f"the stream was asked to pause (epoch {row.epoch})"
-                session.add(
-                    make_event_row(pipeline, "stream_paused", detail, remedy="Resume it: airflow-cdc resume", by=by)
-                )
+                row.desired_state, row.paused_by, row.paused_at = "pause", storable_text(by), utc_now()
+                detail, remedy = f"the stream was asked to pause (epoch {row.epoch})", "Resume it: airflow-cdc resume"
+                add_event_row(session, pipeline, "stream_paused", detail, remedy=remedy, by=by)
             return True
 
     def resume_stream(self, pipeline: str, by: str) -> bool:
@@ -126,11 +125,10 @@ class ControlRequestRecords(StreamRecords):
             if row is None or (row.paused_by is None and (row.state != "running" or row.desired_state == "stop")):
                 return False
             if row.paused_by is not None:
-                row.paused_by = None
+                row.paused_by = row.paused_at = None
                 row.desired_state = "run" if row.desired_state == "pause" else row.desired_state
-                session.add(
-                    make_event_row(pipeline, "stream_resumed", f"the stream was resumed (epoch {row.epoch})", by=by)
-                )
+                detail = f"the stream was resumed (epoch {row.epoch})"
+                add_event_row(session, pipeline, "stream_resumed", detail, by=by)
             return True
 
     def stop_stream(self, pipeline: str, by: str) -> bool:
@@ -143,17 +141,9 @@ class ControlRequestRecords(StreamRecords):
         if epoch is None:
             return False
         with self._write_session() as session:
-            session.add(make_event_row(pipeline, "stream_stop", f"the stream was asked to stop (epoch {epoch})", by=by))
+            execute_update(session, update_epoch(pipeline, epoch).values(stop_user=storable_text(by)))
+            add_event_row(session, pipeline, "stream_stop", f"the stream was asked to stop (epoch {epoch})", by=by)
         return True
-
-
-def make_event_row(
-    pipeline: str, kind: str, detail: str, *, table: str | None = None, remedy: str | None = None, by: str | None = None
-) -> EventRow:
-    """Return a new event row. See :meth:`StateDatabase.add_event` for the parameters."""
-    row = EventRow(pipeline=pipeline, at=utc_now(), kind=kind, detail=storable_text(detail))
-    row.table, row.remedy, row.by = storable_text(table), storable_text(remedy) or None, storable_text(by)
-    return row
 
 
 def _update_request(request_id: int, state: str) -> Update:

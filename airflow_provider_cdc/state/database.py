@@ -36,6 +36,10 @@ _IDENTITY_ERRORS = re.compile(
 T = TypeVar("T")
 
 
+class NoStateDatabaseError(NotReadyError):
+    """There is no state database yet: nothing has run."""
+
+
 class Database:
     """A connection pool. One object per process is enough: threads may share it.
 
@@ -107,7 +111,8 @@ class Database:
         if not migrate or (revision is None and not create):
             problem = "is not set up" if revision is None else f"is of an older version ({revision})"
             message = f"state database {self.label} {problem}"
-            raise NotReadyError(message, "Run `airflow-cdc snapshot`, `airflow-cdc run` or `airflow-cdc status` first")
+            remedy = "Run `airflow-cdc snapshot`, `airflow-cdc run` or `airflow-cdc status` first"
+            raise (NoStateDatabaseError if revision is None else NotReadyError)(message, remedy)
         with _migration_transaction(self._engine.url) as connection:
             # One migration at a time: the second finds nothing left to do. SQLite has its write lock already.
             if connection.dialect.name == "postgresql":
@@ -192,7 +197,7 @@ def _prepare_file(path: Path, migrate: bool) -> None:
                 remove_others_access(path.with_name(path.name + companion))
     elif not path.exists():
         message = f"there is no state database file {path}"
-        raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
+        raise NoStateDatabaseError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
 
 
 def execute_update(session: Session, statement: Any) -> bool:

@@ -10,7 +10,19 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, Dialect, Double, Index, Integer, MetaData, String, Text, TypeDecorator
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    DateTime,
+    Dialect,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+)
 from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -73,6 +85,7 @@ class Base(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own form)
         str: case_sensitive_text(64),
         int: BigInteger,
+        bool: Boolean,
         float: Double,
         datetime: UtcDateTime,
         dict[str, Any]: JsonText,
@@ -83,24 +96,31 @@ class Base(DeclarativeBase):
 class PipelineRow(Base):
     """A pipeline, the server it reads, and the highest epoch given out.
 
-    ``past_batches`` and ``past_changes`` are totals of runs of its stream that are no longer kept.
+    ``source`` describes the server in human-readable terms: ``conn_id``, ``host``, ``port`` and ``version``, never a
+    user or a password. ``past_batches`` and ``past_changes`` are totals of runs of its stream that are no longer kept.
     """
 
     __tablename__ = "pipelines"
     name: Mapped[str] = mapped_column(primary_key=True)
     server_uuid: Mapped[str]
+    source: Mapped[dict[str, Any] | None]
     epoch: Mapped[int] = mapped_column(default=0)
     past_batches: Mapped[int] = mapped_column(default=0)
     past_changes: Mapped[int] = mapped_column(default=0)
 
 
 class SnapshotRow(Base):
-    """One generation of a pipeline's snapshot. ``state`` is ``running`` or ``done``."""
+    """One generation of a pipeline's snapshot. ``state`` is ``running`` or ``done``.
+
+    ``tables`` is the number of its planned tables, ``rows_estimate`` the sum of their estimated rows.
+    """
 
     __tablename__ = "snapshots"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
     generation: Mapped[int] = mapped_column(Integer, primary_key=True)
     state: Mapped[str] = mapped_column(case_sensitive_text(16), default="running")
+    tables: Mapped[int] = mapped_column(default=0)
+    rows_estimate: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
 
@@ -127,8 +147,8 @@ class ChunkGroupRow(Base):
 
     ``state`` is ``pending``, ``running``, ``done``, ``rereading`` or ``taken_over``; ``attempt`` counts from 1.
     ``tables`` is a list of ``[database, table]``. ``holder`` is the process that reads the group while ``heartbeat_at``
-    is recent. ``traffic`` holds the object-store request counts of the process that finished the group, and of its
-    tasks.
+    is recent; it reads up to ``readers`` chunks at the same time. ``traffic`` holds the object-store request counts of
+    the process that finished the group, and of its tasks.
     """
 
     __tablename__ = "chunk_groups"
@@ -140,10 +160,13 @@ class ChunkGroupRow(Base):
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     rows: Mapped[int | None]
     holder: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    readers: Mapped[int | None] = mapped_column(Integer)
     heartbeat_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     traffic: Mapped[Any | None] = mapped_column(JsonText)
+
+    __table_args__ = (Index(None, "pipeline", "generation", "state"),)
 
 
 class ChunkRow(Base):
@@ -177,12 +200,12 @@ class EpochRow(Base):
     """One run of a stream.
 
     ``state`` is ``running``, ``caught_up``, ``stopped`` or ``failed``; ``desired_state`` is ``run``, ``pause`` or
-    ``stop``. ``paused_by`` is the requester of the pause.
+    ``stop``. ``paused_by`` is the requester of the pause, at ``paused_at``. ``ended_at`` is when the run ended.
 
     ``mode`` is ``continuous`` or ``catch_up``, ``log`` the driver's log file, and ``ui`` the address of Spark's web UI.
     ``supervisor`` is the task that last supervised the run, at ``supervised_at``. ``stop_by`` is the task that asked
-    for the stop (empty for a user). ``error_kind`` is the class of the error. ``machine`` is the scope in which ``pid``
-    is unique: the boot of a kernel and a PID namespace.
+    for the stop (empty for a user), and ``stop_user`` the user who did. ``error_kind`` is the class of the error.
+    ``machine`` is the scope in which ``pid`` is unique: the boot of a kernel and a PID namespace.
 
     The sums and the offsets cover all batches of the run, including old ones that were removed.
     ``index_bytes`` and ``index_disk_bytes`` are the size of the key index after the last batch. ``traffic`` holds the
@@ -209,6 +232,8 @@ class EpochRow(Base):
     supervisor: Mapped[str | None] = mapped_column(_LONG_TEXT)
     supervised_at: Mapped[datetime | None]
     stop_by: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    stop_user: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    ended_at: Mapped[datetime | None]
     batches: Mapped[int] = mapped_column(default=0)
     changes: Mapped[int] = mapped_column(default=0)
     bytes: Mapped[int] = mapped_column(default=0)
@@ -219,6 +244,7 @@ class EpochRow(Base):
     index_disk_bytes: Mapped[int | None] = mapped_column(BigInteger)
     traffic: Mapped[Any | None] = mapped_column(JsonText)
     paused_by: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    paused_at: Mapped[datetime | None]
     settings: Mapped[dict[str, Any] | None]
 
 
@@ -248,7 +274,9 @@ class EventRow(Base):
     """An entry in the event journal of a pipeline.
 
     ``table`` is the table concerned, as ``database.table``; ``remedy`` is what to do; ``by`` is the user or task that
-    caused the event, if any. ``acknowledged_by`` is the user who acknowledged it, at ``acknowledged_at``.
+    caused the event, if any. ``level`` is ``failed``, ``warning`` or ``info``. ``needs_attention`` is whether a user
+    has to look at it: the problem is not over, and nobody has acknowledged the event. ``acknowledged_by`` is the user
+    who acknowledged it, at ``acknowledged_at``.
     """
 
     __tablename__ = "events"
@@ -260,10 +288,18 @@ class EventRow(Base):
     table: Mapped[str | None] = mapped_column(case_sensitive_text(255))
     remedy: Mapped[str | None] = mapped_column(_LONG_TEXT)
     by: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    level: Mapped[str] = mapped_column(case_sensitive_text(16), default="info")
+    needs_attention: Mapped[bool] = mapped_column(default=False)
     acknowledged_by: Mapped[str | None] = mapped_column(_LONG_TEXT)
     acknowledged_at: Mapped[datetime | None]
 
-    __table_args__ = (Index(None, "pipeline", "id"),)
+    __table_args__ = (
+        Index(None, "pipeline", "id"),
+        Index(None, "pipeline", "kind", "id"),
+        Index(None, "pipeline", "level", "id"),
+        Index(None, "pipeline", "table", "id"),
+        Index(None, "pipeline", "needs_attention", "id"),
+    )
 
 
 class ControlRequestRow(Base):
@@ -315,7 +351,8 @@ class TableStateRow(Base):
     oldest first, each with ``since``, ``columns``, ``key`` and ``changed``. ``files``, ``bytes``, ``rows`` and
     ``dead_rows`` are the size of the copy, ``None`` if unknown. ``compactions`` is the number of compactions;
     ``compacted_at`` and ``compaction_seconds`` describe the last one. ``inserts``, ``updates`` and ``deletes`` count
-    the changes that the stream has applied. ``last_verified`` is the result of the last comparison. If a later attempt
+    the changes that the stream has applied. ``last_verified`` is the result of the last comparison, and
+    ``verified_equal`` whether source and copy were equal. If a later attempt
     could not compare the table, its ``not_comparable`` is the reason.
     """
 
@@ -344,7 +381,10 @@ class TableStateRow(Base):
     deletes: Mapped[int] = mapped_column(default=0)
     last_verified_at: Mapped[datetime | None]
     last_verified: Mapped[Any | None] = mapped_column(JsonText)
+    verified_equal: Mapped[bool | None]
     updated_at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "pipeline", "state", "kind", "verified_equal"),)
 
 
 class AlertRow(Base):

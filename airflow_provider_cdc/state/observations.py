@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.state.database import Database, retry_conflict
-from airflow_provider_cdc.state.models import LagSampleRow, TableStateRow, storable_text, utc_now
+from airflow_provider_cdc.state.event_kinds import COMPACTION_EVENT_SECONDS
+from airflow_provider_cdc.state.events import add_event_row, resolve_events
+from airflow_provider_cdc.state.models import EventRow, LagSampleRow, TableStateRow, storable_text, utc_now
 from airflow_provider_cdc.state.pruning import prune_history
 from airflow_provider_cdc.state.values import LastCompaction, TableStatus
 
 #: Up to this many rows are looked up one by one; for more, all rows are read.
 _FEW_TABLES = 20
+#: Maximum number of tables that the text of an event names.
+_LISTED_TABLES = 5
 _COUNT_COLUMNS = ("inserts", "updates", "deletes")
 _SIZE_COLUMNS = ("files", "bytes", "rows", "dead_rows", "compactions")
 
@@ -121,24 +126,76 @@ class ObservationRecords(Database):
                 row.position, row.updated_at = table_state.position, moment
             for row in rows_by_table.values() if delete_others else ():
                 session.delete(row)
+            if last_compactions:
+                _add_compaction_event(session, pipeline, sorted(".".join(table) for table in last_compactions))
 
-    def record_verification(self, pipeline: str, results: Mapping[TableId, Mapping[str, Any]]) -> None:
-        """Record the results of comparing tables.
+    def record_verification(
+        self, pipeline: str, results: Mapping[TableId, Mapping[str, Any]], *, by: str | None = None
+    ) -> None:
+        """Record the results of comparing tables, with an event.
 
         If a table could not be compared, its last result and the time of that result stay.
 
         :param results: JSON values, without any values of rows. The result of a table that could not be compared has
             ``not_comparable`` with the reason. Tables without a state row are skipped.
+        :param by: the user who requested the comparison, if known.
         """
         with self._write_session() as session:
+            compared: dict[str, bool] = {}
+            refused: list[str] = []
             for table, result in results.items():
                 row = session.get(TableStateRow, (pipeline, *table))
                 if row is None:
                     continue
                 if result.get("not_comparable") is not None:
                     row.last_verified = {**(row.last_verified or {}), **result}
+                    refused.append(".".join(table))
                 else:
                     row.last_verified_at, row.last_verified = utc_now(), dict(result)
+                    row.verified_equal = compared[".".join(table)] = bool(result.get("equal"))
+            if compared or refused:
+                _add_verification_event(session, pipeline, compared, refused, by)
+
+
+def _add_compaction_event(session: Session, pipeline: str, tables: Sequence[str]) -> None:
+    """Add an event about compactions, at most one an hour. Each table has the time of its last one anyway."""
+    newest = select(EventRow.at).filter_by(pipeline=pipeline, kind="compacted").order_by(EventRow.id.desc()).limit(1)
+    at = session.scalar(newest)
+    if at is None or (utc_now() - at).total_seconds() > COMPACTION_EVENT_SECONDS:
+        only = tables[0] if len(tables) == 1 else None
+        add_event_row(session, pipeline, "compacted", f"files of {_list_tables(tables)} were compacted", table=only)
+
+
+def _add_verification_event(
+    session: Session, pipeline: str, compared: Mapping[str, bool], refused: Sequence[str], by: str | None
+) -> None:
+    unequal = sorted(table for table, is_equal in compared.items() if not is_equal)
+    number, named = _count_tables(len(compared)), unequal or list(compared)
+    only = named[0] if len(named) == 1 else None
+    if unequal:
+        detail = f"source and copy differ in {_list_tables(unequal)}; {number} compared"
+        remedy = "Repair: `airflow-cdc verify --repair` re-snapshots the rows that differ"
+        add_event_row(session, pipeline, "verify_differs", detail, table=only, remedy=remedy, by=by)
+        return
+    if refused:
+        detail = f"{_list_tables(sorted(refused))} could not be compared; {number} compared and equal"
+        add_event_row(session, pipeline, "verify_incomplete", detail, by=by)
+    else:
+        add_event_row(session, pipeline, "verified", f"source and copy are equal; {number} compared", table=only, by=by)
+    session.flush()
+    tables = select(func.count()).select_from(TableStateRow).filter_by(pipeline=pipeline)
+    if not session.scalar(tables.filter_by(verified_equal=False)):
+        is_complete = len(compared) >= (session.scalar(tables) or 0)
+        resolve_events(session, pipeline, ("verify_differs", "restart") if is_complete else ("verify_differs",))
+
+
+def _count_tables(number: int) -> str:
+    return "1 table was" if number == 1 else f"{number} tables were"
+
+
+def _list_tables(tables: Sequence[str]) -> str:
+    more = len(tables) - _LISTED_TABLES
+    return ", ".join(tables[:_LISTED_TABLES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _comparable_values(table_state: TableStatus) -> dict[str, Any]:

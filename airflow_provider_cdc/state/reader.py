@@ -5,52 +5,54 @@ Queries that run every few seconds cost a few index lookups per pipeline, howeve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from datetime import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Select, and_, case, cast, func, select
+from sqlalchemy import Select, and_, func, select
 from sqlalchemy.orm import Session
 
+from airflow_provider_cdc.state.chunk_reader import ChunkReader
 from airflow_provider_cdc.state.models import (
     PUBLISHED_STATES,
     BatchRow,
     ChunkGroupRow,
-    ChunkRow,
     EpochRow,
-    EventRow,
     LagSampleRow,
     PipelineRow,
-    PlannedTableRow,
     SnapshotRow,
     TableStateRow,
+    utc_now,
 )
-from airflow_provider_cdc.state.snapshots import IS_SAME_GROUP
 from airflow_provider_cdc.state.state_database import StateDatabase
 from airflow_provider_cdc.state.streams import select_newest_epoch
+from airflow_provider_cdc.state.table_reader import TableStateReader
 
 #: Number of newest batches from which the current rate and lag are computed.
 RECENT_BATCHES = 30
 #: Seconds without a commit after which the newest batches no longer describe the current state.
 _SILENT_SECONDS = 60.0
-#: Names of the codes in the result of :meth:`StateDatabaseReader.chunk_state_runs`.
-CHUNK_STATES = ("waiting", "reading", "read", "published", "corrected", "retried", "failed")
-_STATE_CODES = {name: number for number, name in enumerate(CHUNK_STATES)}
+#: Number of steps of the lag line of an overview, and the length of each: together the last hour.
+LAG_LINE_STEPS, LAG_LINE_STEP = 30, timedelta(minutes=2)
 #: Tables of which an overview has the newest row of each pipeline, and the columns that order their rows.
 _NEWEST_ROWS: tuple[tuple[Any, Any], ...] = (
     (SnapshotRow, SnapshotRow.generation),
     (EpochRow, EpochRow.epoch),
-    (EventRow, EventRow.id),
     (LagSampleRow, LagSampleRow.at),
 )
 
 
 class Throughput(NamedTuple):
-    """Throughput over the newest batches of a run: changes per second, and the highest p95 lag in milliseconds."""
+    """Throughput over the newest batches of a run.
+
+    It has the changes per second, the highest p95 lag in milliseconds, and the time of the last commit.
+    """
 
     changes_per_second: float
     lag_p95_ms: float | None
+    committed_at: datetime | None = None
 
 
 class UnfinishedGroup(NamedTuple):
@@ -68,119 +70,93 @@ class ChunkGroupCounts(NamedTuple):
     total: int
     done: int
     unfinished: tuple[UnfinishedGroup, ...] = ()
+    by_state: Mapping[str, int] = MappingProxyType({})
+
+
+class TableCount(NamedTuple):
+    """Number of tables with the same state, kind of suspension, and result of the last comparison."""
+
+    state: str
+    kind: str | None
+    verified_equal: bool | None
+    tables: int
 
 
 class PipelineOverview(NamedTuple):
-    """Summary of one pipeline. ``table_state_counts`` only counts tables whose state a driver has recorded."""
+    """Summary of one pipeline.
+
+    ``table_counts`` counts the tables whose state a driver has recorded. ``source`` is the human-readable server.
+    """
 
     name: str
     server: str
     snapshot: SnapshotRow | None
-    tables: int
     chunk_groups: ChunkGroupCounts | None
     newest_epoch: EpochRow | None
     throughput: Throughput | None
-    last_event: EventRow | None
     last_sample: LagSampleRow | None = None
-    table_state_counts: Mapping[str, int] = MappingProxyType({})
+    table_counts: Sequence[TableCount] = ()
+    source: Mapping[str, Any] | None = None
+    lag_line: Sequence[float | None] = ()
+
+    @property
+    def tables(self) -> int:
+        """Number of planned tables."""
+        return 0 if self.snapshot is None else self.snapshot.tables
+
+    @property
+    def table_state_counts(self) -> dict[str, int]:
+        """Number of tables by state."""
+        counts: Counter[str] = Counter()
+        for group in self.table_counts:
+            counts[group.state] += group.tables
+        return dict(counts)
 
 
-class StateDatabaseReader(StateDatabase):
+class StateDatabaseReader(ChunkReader, TableStateReader, StateDatabase):
     """Adds the queries of status displays across the pipelines of a database."""
 
     def read_overview(self) -> list[PipelineOverview]:
         """Return a summary of all pipelines, ordered by name, with a constant number of queries."""
         with self._read_session() as session:
             pipelines = session.execute(
-                select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)
+                select(PipelineRow.name, PipelineRow.server_uuid, PipelineRow.source).order_by(PipelineRow.name)
             ).all()
-            snapshots, streams, events, samples = (
+            snapshots, streams, samples = (
                 {row.pipeline: row for row in session.scalars(_select_newest(model, order))}
                 for model, order in _NEWEST_ROWS
             )
-            tables, groups = _table_count_by_pipeline(session), _group_counts_by_pipeline(session)
-            batch_sums, states = _recent_batch_sums(session), _table_state_counts(session)
+            groups = _group_counts_by_pipeline(session)
+            batch_sums, states = _recent_batch_sums(session), _table_counts(session)
+            lag_lines = _lag_lines(session)
         return [
             PipelineOverview(
                 name,
                 server,
                 snapshots.get(name),
-                tables.get(name, 0),
                 groups.get(name),
                 streams.get(name),
                 _throughput_of(streams.get(name), batch_sums.get(name)),
-                events.get(name),
                 samples.get(name),
-                states.get(name, {}),
+                states.get(name, ()),
+                source,
+                lag_lines.get(name, ()),
             )
-            for name, server in pipelines
+            for name, server, source in pipelines
         ]
 
-    def newest_epochs(self, pipeline: str, n: int) -> list[EpochRow]:
-        """Return the ``n`` newest runs of the stream, the newest first."""
-        return self._read_rows(select_newest_epoch(pipeline).limit(n))
+    def newest_epochs(self, pipeline: str, n: int, before: int | None = None) -> list[EpochRow]:
+        """Return the ``n`` newest runs of the stream, the newest first.
+
+        :param before: only runs with a lower epoch.
+        """
+        newest = select_newest_epoch(pipeline).limit(n)
+        return self._read_rows(newest if before is None else newest.where(EpochRow.epoch < before))
 
     def throughput(self, epoch_row: EpochRow) -> Throughput | None:
         """Return the current throughput of one run of a stream."""
         with self._read_session() as session:
             return _throughput_of(epoch_row, _recent_batch_sums(session, epoch_row.pipeline).get(epoch_row.pipeline))
-
-    def table_names(self, pipeline: str, generation: int) -> list[tuple[str, str, int]]:
-        """Return the planned tables, ordered by name: database, name, and estimated number of rows."""
-        query = select(PlannedTableRow).filter_by(pipeline=pipeline, generation=generation)
-        planned = self._read_rows(query.order_by(PlannedTableRow.database, PlannedTableRow.name))
-        return [(table.database, table.name, table.rows_estimate) for table in planned]
-
-    # Chunks
-
-    def chunk_ranges_by_table(self, pipeline: str, generation: int) -> list[tuple[str, str, int, int]]:
-        """Return the tables with chunks: database, name, number of the first chunk, and number of chunks."""
-        query = (
-            select(ChunkRow.database, ChunkRow.table_name, func.min(ChunkRow.chunk_no), func.count())
-            .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
-            .group_by(ChunkRow.database, ChunkRow.table_name)
-            .order_by(func.min(ChunkRow.chunk_no))
-        )
-        with self._read_session() as session:
-            return [(database, name, int(first), int(n)) for database, name, first, n in session.execute(query)]
-
-    def chunk_state_runs(
-        self, pipeline: str, generation: int, groups: Collection[int] | None = None, lost: Collection[int] = ()
-    ) -> list[tuple[int, int, int]]:
-        """Return the states of chunks as runs of equal states, in order.
-
-        The database computes the runs, so the size of the result depends on the number of runs, not of chunks.
-
-        :param groups: only chunks of these groups; by default all.
-        :param lost: groups that were begun and that no process is reading any more.
-        :returns: for each run, the number of its first chunk, the number of chunks, and the index of their state in
-            :data:`CHUNK_STATES`.
-        """
-        where = [ChunkRow.pipeline == pipeline, ChunkRow.generation == generation]
-        if groups is not None:
-            where.append(ChunkRow.group_no.in_(groups))
-        coded = (
-            select(ChunkRow.chunk_no.label("no"), _state_code(lost).label("code"))
-            .join(ChunkGroupRow, IS_SAME_GROUP)
-            .where(*where)
-            .subquery()
-        )
-        # For consecutive numbers of one state, the number minus its rank in the state is constant. MySQL's ranks are
-        # unsigned, and so would be the difference.
-        rank = cast(func.row_number().over(partition_by=coded.c.code, order_by=coded.c.no), BigInteger)
-        ranked = select(coded.c.no, coded.c.code, (coded.c.no - rank).label("island")).subquery()
-        first = func.min(ranked.c.no)
-        query = select(first, func.count(), ranked.c.code).group_by(ranked.c.code, ranked.c.island).order_by(first)
-        with self._read_session() as session:
-            return [(int(no), int(n), int(code)) for no, n, code in session.execute(query)]
-
-    def chunk_with_group(self, pipeline: str, generation: int, chunk_no: int) -> tuple[ChunkRow, ChunkGroupRow] | None:
-        """Return one chunk and its group."""
-        same = ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.chunk_no == chunk_no
-        query = select(ChunkRow, ChunkGroupRow).join(ChunkGroupRow, IS_SAME_GROUP).where(*same)
-        with self._read_session() as session:
-            row = session.execute(query).first()
-            return None if row is None else (row[0], row[1])
 
     # Batches
 
@@ -202,21 +178,6 @@ class StateDatabaseReader(StateDatabase):
         return [row for row in reversed(rows) if row.committed_at > since]
 
 
-def _state_code(lost: Collection[int]) -> ColumnElement[int]:
-    """Return an expression for the displayed state of a chunk, which also depends on the state of its group."""
-    published = case(
-        (ChunkRow.corrected > 0, _STATE_CODES["corrected"]),
-        (ChunkRow.attempt > 1, _STATE_CODES["retried"]),
-        else_=_STATE_CODES["published"],
-    )
-    waiting = case(
-        (ChunkRow.group_no.in_(lost), _STATE_CODES["failed"]),
-        (ChunkGroupRow.state != "pending", _STATE_CODES["reading"]),
-        else_=_STATE_CODES["waiting"],
-    )
-    return case((ChunkRow.state == "done", published), (ChunkRow.state == "read", _STATE_CODES["read"]), else_=waiting)
-
-
 def _select_newest(model: Any, order: Any, *columns: Any) -> Select[Any]:
     """Select the newest row of each pipeline.
 
@@ -224,9 +185,10 @@ def _select_newest(model: Any, order: Any, *columns: Any) -> Select[Any]:
     :param order: column that orders the rows of a pipeline.
     :param columns: columns to select; by default the whole row.
     """
-    newest = select(model.pipeline, func.max(order).label("newest")).group_by(model.pipeline).subquery()
-    is_newest = and_(model.pipeline == newest.c.pipeline, order == newest.c.newest)
-    return select(*(columns or [model])).join(newest, is_newest)
+    # One look into the index for each pipeline, however many rows it has.
+    newest = select(func.max(order)).where(model.pipeline == PipelineRow.name).correlate(PipelineRow).scalar_subquery()
+    is_newest = and_(model.pipeline == PipelineRow.name, order == newest)
+    return select(*(columns or [model])).select_from(PipelineRow).join(model, is_newest)
 
 
 def _select_of_newest_snapshot(model: Any, *columns: Any) -> Select[Any]:
@@ -236,21 +198,25 @@ def _select_of_newest_snapshot(model: Any, *columns: Any) -> Select[Any]:
     return select(model.pipeline, *columns).join(newest_snapshots, is_newest)
 
 
-def _table_count_by_pipeline(session: Session) -> dict[str, int]:
-    query = _select_of_newest_snapshot(PlannedTableRow, func.count()).group_by(PlannedTableRow.pipeline)
-    return {name: int(n) for name, n in session.execute(query)}
-
-
 def _group_counts_by_pipeline(session: Session) -> dict[str, ChunkGroupCounts]:
-    done = func.sum(case((ChunkGroupRow.state.in_(PUBLISHED_STATES), 1), else_=0))
     columns = [getattr(ChunkGroupRow, name) for name in UnfinishedGroup._fields]
     unfinished: dict[str, list[UnfinishedGroup]] = {}
     query = _select_of_newest_snapshot(ChunkGroupRow, *columns)
     for name, *values in session.execute(query.where(ChunkGroupRow.state.in_(("running", "rereading")))):
         unfinished.setdefault(name, []).append(UnfinishedGroup(*values))
-    query = _select_of_newest_snapshot(ChunkGroupRow, func.count(), done).group_by(ChunkGroupRow.pipeline)
-    counts = session.execute(query)
-    return {name: ChunkGroupCounts(int(total), int(n), tuple(unfinished.get(name, ()))) for name, total, n in counts}
+    states: dict[str, dict[str, int]] = {}
+    query = _select_of_newest_snapshot(ChunkGroupRow, ChunkGroupRow.state, func.count())
+    for name, state, n in session.execute(query.group_by(ChunkGroupRow.pipeline, ChunkGroupRow.state)):
+        states.setdefault(name, {})[state] = int(n)
+    return {
+        name: ChunkGroupCounts(
+            sum(by_state.values()),
+            sum(n for state, n in by_state.items() if state in PUBLISHED_STATES),
+            tuple(unfinished.get(name, ())),
+            by_state,
+        )
+        for name, by_state in states.items()
+    }
 
 
 def _recent_batch_sums(session: Session, pipeline: str | None = None) -> dict[str, Any]:
@@ -278,14 +244,33 @@ def _throughput_of(run: EpochRow | None, sums: Any) -> Throughput | None:
     # Both times come from the clock of the stream's host.
     silent = (run.heartbeat_at - last_commit).total_seconds()
     if run.state != "running" or silent > _SILENT_SECONDS:
-        return Throughput(0.0, None if silent > _SILENT_SECONDS else lag)
+        return Throughput(0.0, None if silent > _SILENT_SECONDS else lag, last_commit)
     seconds = max((max(run.heartbeat_at, last_commit) - first_commit).total_seconds(), 1.0)
-    return Throughput(float(changes) / seconds, lag)
+    return Throughput(float(changes) / seconds, lag, last_commit)
 
 
-def _table_state_counts(session: Session) -> dict[str, dict[str, int]]:
-    columns = TableStateRow.pipeline, TableStateRow.state
-    counts: dict[str, dict[str, int]] = {}
-    for name, state, n in session.execute(select(*columns, func.count()).group_by(*columns)):
-        counts.setdefault(name, {})[state] = int(n)
+def _table_counts(session: Session) -> dict[str, list[TableCount]]:
+    row = TableStateRow
+    columns = row.pipeline, row.state, row.kind, row.verified_equal
+    counts: dict[str, list[TableCount]] = {}
+    for name, state, kind, is_equal, n in session.execute(select(*columns, func.count()).group_by(*columns)):
+        counts.setdefault(name, []).append(TableCount(state, kind, is_equal, int(n)))
     return counts
+
+
+def _lag_lines(session: Session) -> dict[str, list[float | None]]:
+    """Return the highest lag of each step of the last hour, the oldest first, by pipeline."""
+    end = utc_now().replace(second=0, microsecond=0)
+    begin = end - LAG_LINE_STEP * LAG_LINE_STEPS
+    row = LagSampleRow
+    # For each pipeline, this reads the end of its index.
+    newest = select(PipelineRow.name.label("name")).subquery()
+    is_recent = and_(row.pipeline == newest.c.name, row.at >= begin)
+    query = select(row.pipeline, row.at, row.lag_seconds).select_from(newest).join(row, is_recent)
+    lines: dict[str, list[float | None]] = {}
+    for name, at, lag in session.execute(query):
+        line = lines.setdefault(name, [None] * LAG_LINE_STEPS)
+        step = min(max(int((at - begin) / LAG_LINE_STEP), 0), LAG_LINE_STEPS - 1)
+        if lag is not None:
+            line[step] = max(round(lag, 3), line[step] or 0.0)
+    return lines

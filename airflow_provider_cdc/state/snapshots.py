@@ -10,11 +10,14 @@ from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.state.database import Database, execute_update
+from airflow_provider_cdc.state.event_kinds import MAX_FAILED_GROUPS, MAX_GROUP_EVENTS
+from airflow_provider_cdc.state.events import add_event_row, resolve_events
 from airflow_provider_cdc.state.models import (
     PUBLISHED_STATES,
     TAKEN_OVER,
     ChunkGroupRow,
     ChunkRow,
+    EventRow,
     PlannedTableRow,
     SnapshotRow,
     utc_now,
@@ -70,7 +73,9 @@ class SnapshotRecords(Database):
             with self._write_session() as session:
                 if session.get(SnapshotRow, (pipeline, generation)) is not None:
                     return False
-                session.add(SnapshotRow(**common, state="running", created_at=utc_now()))
+                rows_estimate = sum(row["rows_estimate"] for row in table_rows)
+                size = {"tables": len(table_rows), "rows_estimate": rows_estimate}
+                session.add(SnapshotRow(**common, **size, state="running", created_at=utc_now()))
                 session.flush()
                 for model, rows in ((PlannedTableRow, table_rows), (ChunkGroupRow, group_rows), (ChunkRow, chunk_rows)):
                     for start in range(0, len(rows), _ROWS_PER_INSERT):
@@ -78,6 +83,8 @@ class SnapshotRecords(Database):
                             insert(cast(Table, model.__table__)), rows[start : start + _ROWS_PER_INSERT]
                         )
                 prune_snapshots(session, pipeline, generation)
+                sizes = f"{len(table_rows)} tables, {len(chunk_rows)} chunks in {len(group_rows)} groups"
+                add_event_row(session, pipeline, "snapshot_planned", f"snapshot {generation} was planned: {sizes}")
                 return True
         except exc.IntegrityError:
             if self.snapshot(pipeline, generation) is None:
@@ -120,6 +127,7 @@ class SnapshotRecords(Database):
         newest_in_sink: int = 0,
         *,
         holder: str | None = None,
+        readers: int | None = None,
         state: str | None = None,
     ) -> int:
         """Begin a new attempt at a group, even if another attempt holds it. That attempt can then no longer finish it.
@@ -127,6 +135,7 @@ class SnapshotRecords(Database):
         :param expected_attempt: attempt number that the caller has read; the claim fails if it has changed since.
         :param newest_in_sink: highest attempt that left anything in the sink; the new attempt is above it.
         :param holder: identity of the claiming process.
+        :param readers: number of chunks that it reads at the same time.
         :param state: ``running``, or ``rereading`` for a published group; if given, a finished group can be claimed.
         :return: number of the new attempt, from 1; 0 if the group is done, or if another process has claimed it since
             ``expected_attempt`` was read.
@@ -142,7 +151,7 @@ class SnapshotRecords(Database):
             claim = _update_claimed_group(pipeline, generation, group_no, row.attempt).filter_by(state=row.state)
             attempt = max(row.attempt, newest_in_sink) + 1
             values = {"state": state or "running", "attempt": attempt, "started_at": utc_now()}
-            values |= {"holder": holder, "heartbeat_at": utc_now() if holder else None}
+            values |= {"holder": holder, "readers": readers, "heartbeat_at": utc_now() if holder else None}
             return attempt if execute_update(session, claim.values(values)) else 0
 
     def record_group_heartbeat(self, pipeline: str, generation: int, group_no: int, attempt: int) -> bool:
@@ -157,9 +166,23 @@ class SnapshotRecords(Database):
             row = session.get(ChunkGroupRow, (pipeline, generation, group_no))
             return row is None or row.attempt <= attempt
 
-    def release_group(self, pipeline: str, generation: int, group_no: int, attempt: int) -> None:
-        """Record that an attempt is no longer being read, so that the next process need not wait for it."""
-        self._update(_update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=None))
+    def release_group(
+        self, pipeline: str, generation: int, group_no: int, attempt: int, error: str | None = None
+    ) -> None:
+        """Record that an attempt is no longer being read, so that the next process need not wait for it.
+
+        :param error: why it has failed; must not contain secrets.
+        """
+        released = _update_claimed_group(pipeline, generation, group_no, attempt).values(heartbeat_at=None)
+        with self._write_session() as session:
+            if not execute_update(session, released) or error is None:
+                return
+            open_events = select(func.count()).select_from(EventRow)
+            open_events = open_events.filter_by(pipeline=pipeline, needs_attention=True, kind="group_failed")
+            if (session.scalar(open_events) or 0) < MAX_FAILED_GROUPS:
+                row = _planned_group(session, pipeline, generation, group_no)
+                detail = f"{_group_text(group_no)} could not be read (attempt {attempt}): {' '.join(error.split())}"
+                add_event_row(session, pipeline, "group_failed", detail, by=holder_name(row.holder))
 
     def finish_group(self, pipeline: str, generation: int, group_no: int, attempt: int, rows: int) -> bool:
         """Mark a group as done.
@@ -169,7 +192,18 @@ class SnapshotRecords(Database):
         :return: ``False`` if a newer attempt holds the group; then nothing changes.
         """
         values = {"state": "done", "rows": rows, "finished_at": utc_now(), "heartbeat_at": None}
-        return self._update(_update_claimed_group(pipeline, generation, group_no, attempt).values(values))
+        finished = _update_claimed_group(pipeline, generation, group_no, attempt).values(values)
+        with self._write_session() as session:
+            if not execute_update(session, finished):
+                return False
+            resolve_events(session, pipeline, ["group_failed"], detail_prefix=f"{_group_text(group_no)} ")
+            if (
+                session.get(ChunkGroupRow, (pipeline, generation, MAX_GROUP_EVENTS)) is None
+            ):  # of a snapshot with more groups, each would be an event too many
+                holder = _planned_group(session, pipeline, generation, group_no).holder
+                detail = f"{_group_text(group_no)} was published (attempt {attempt}): {rows} rows"
+                add_event_row(session, pipeline, "group_published", detail, by=holder_name(holder))
+            return True
 
     def mark_groups_taken_over(self, pipeline: str, generation: int, numbers: Iterable[int]) -> None:
         """Mark groups that have nothing left to read, because their tables no longer come from the snapshot."""
@@ -264,6 +298,7 @@ class SnapshotRecords(Database):
                 return False
             if row.state != "done":
                 row.state, row.finished_at = "done", utc_now()
+                add_event_row(session, pipeline, "snapshot_finished", f"snapshot {generation} is complete")
             return True
 
     def table_progress(self, pipeline: str, generation: int) -> list[TableProgress]:
@@ -307,6 +342,15 @@ class SnapshotRecords(Database):
         )
         with self._read_session() as session:
             return [GroupProgress(*(int(n) for n in row)) for row in session.execute(query)]
+
+
+def _group_text(group_no: int) -> str:
+    return f"group {group_no}"
+
+
+def holder_name(holder: str | None) -> str | None:
+    """Return the name of the process that holds a group, without its host and process id."""
+    return None if holder is None else holder.partition(" [")[0]
 
 
 def _planned_group(session: Session, pipeline: str, generation: int, group_no: int) -> ChunkGroupRow:

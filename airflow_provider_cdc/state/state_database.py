@@ -1,4 +1,4 @@
-"""The complete state database: pipelines and events here, everything else from the base classes.
+"""The complete state database: pipelines here, everything else from the base classes.
 
 Every method is one short transaction, and any number of processes may call them concurrently: where two could conflict,
 the write is a compare-and-set on (state, attempt). If the database is unavailable, methods raise
@@ -7,22 +7,30 @@ the write is a compare-and-set on (state, attempt). If the database is unavailab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from airflow_provider_cdc.state.alerts import AlertRecords
 from airflow_provider_cdc.state.asset_windows import AssetWindowRecords
-from airflow_provider_cdc.state.control_requests import ControlRequestRecords, make_event_row
+from airflow_provider_cdc.state.control_requests import ControlRequestRecords
 from airflow_provider_cdc.state.database import retry_conflict
-from airflow_provider_cdc.state.models import EventRow, PipelineRow, storable_text, utc_now
+from airflow_provider_cdc.state.events import EventRecords
+from airflow_provider_cdc.state.models import PipelineRow
 from airflow_provider_cdc.state.observations import ObservationRecords
 from airflow_provider_cdc.state.pipeline_removal import PipelineRemoval
 from airflow_provider_cdc.state.snapshots import SnapshotRecords
 
 
 class StateDatabase(
-    SnapshotRecords, ControlRequestRecords, ObservationRecords, AlertRecords, PipelineRemoval, AssetWindowRecords
+    SnapshotRecords,
+    ControlRequestRecords,
+    ObservationRecords,
+    EventRecords,
+    AlertRecords,
+    PipelineRemoval,
+    AssetWindowRecords,
 ):
     """The state of all pipelines that share a database."""
 
@@ -36,53 +44,27 @@ class StateDatabase(
         """
         retry_conflict(lambda: self._register_pipeline(pipeline, server_uuid))
 
+    def record_source(self, pipeline: str, source: Mapping[str, Any]) -> None:
+        """Record the human-readable description of the server that a pipeline reads.
+
+        :param source: ``conn_id``, ``host`` and ``port``, and, if known, ``version``, the identity of the ``server``
+            and ``running_since``; never a user or a password. A value that is not given stays as it was recorded.
+        """
+        with self._write_session() as session:
+            row = session.get(PipelineRow, pipeline)
+            if row is not None and (known := {**(row.source or {}), **source}) != row.source:
+                row.source = known
+
     def _register_pipeline(self, pipeline: str, server_uuid: str) -> None:
         with self._write_session() as session:
             if session.get(PipelineRow, pipeline) is None:
                 session.add(PipelineRow(name=pipeline, server_uuid=server_uuid, epoch=0))
 
+    def source(self, pipeline: str) -> dict[str, Any] | None:
+        """Return what :meth:`record_source` has recorded, or ``None``."""
+        row = self._read_row(PipelineRow, pipeline)
+        return None if row is None else row.source
+
     def pipeline_names(self) -> list[str]:
         """Return the names of all pipelines, sorted."""
         return self._read_rows(select(PipelineRow.name).order_by(PipelineRow.name))
-
-    # Events
-
-    def add_event(
-        self,
-        pipeline: str,
-        kind: str,
-        detail: str,
-        *,
-        table: str | None = None,
-        remedy: str | None = None,
-        by: str | None = None,
-    ) -> None:
-        """Add an event to the journal of a pipeline.
-
-        :param detail: one line; must not contain secrets.
-        :param table: the table concerned, as ``database.table``.
-        :param remedy: what to do about it, if anything.
-        :param by: the user or task that caused it, if any.
-        """
-        with self._write_session() as session:
-            session.add(make_event_row(pipeline, kind, detail, table=table, remedy=remedy, by=by))
-
-    def acknowledge_event(self, pipeline: str, event_id: int, by: str) -> bool:
-        """Record who acknowledged an event. The first acknowledgement stays.
-
-        :param event_id: id of the event.
-        :param by: name of the user.
-        :return: whether this call acknowledged it.
-        """
-        event = update(EventRow).filter_by(id=event_id, pipeline=pipeline, acknowledged_at=None)
-        return self._update(event.values(acknowledged_by=storable_text(by), acknowledged_at=utc_now()))
-
-    def last_events(self, pipeline: str, limit: int, kinds: Sequence[str] = ()) -> list[EventRow]:
-        """Return the last ``limit`` events, the newest first.
-
-        :param kinds: only events of these kinds.
-        """
-        newest = select(EventRow).filter_by(pipeline=pipeline).order_by(EventRow.id.desc())
-        if kinds:
-            newest = newest.where(EventRow.kind.in_(kinds))
-        return self._read_rows(newest.limit(limit))

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.supervision import is_superseded_by
 from airflow_provider_cdc.state.database import Database, execute_update
+from airflow_provider_cdc.state.events import add_event_row, name_event_source
 from airflow_provider_cdc.state.models import BatchRow, ControlRequestRow, EpochRow, PipelineRow, storable_text, utc_now
 from airflow_provider_cdc.state.pruning import prune_batches, prune_history, sum_batches
 from airflow_provider_cdc.state.values import BatchTotals, HeartbeatReply
@@ -46,8 +47,8 @@ class StreamRecords(Database):
         :param pid_started: when that process started (seconds), because process ids are reused.
         :param refuse_if_alive: called with the newest run inside the transaction; raises if that run is alive.
         :param details: ``mode`` (``continuous`` or ``catch_up``); ``log``, the driver's log file, unless it writes to a
-            terminal; ``ui``, the address of Spark's web UI; ``machine``, the scope in which ``pid`` is unique;
-            ``settings``, digests of the run's settings.
+            terminal; ``ui``, the address of Spark's web UI; ``supervisor``, the task that starts it; ``machine``, the
+            scope in which ``pid`` is unique; ``settings``, digests of the run's settings.
         :return: an epoch above all others.
         :raises NotReadyError: if the pipeline is not registered.
         """
@@ -58,11 +59,14 @@ class StreamRecords(Database):
             row.epoch = epoch = max(row.epoch, newest_in_sink) + 1
             older = update(EpochRow).filter_by(pipeline=pipeline, state="running")
             error = f"epoch {epoch} has taken over"
-            execute_update(session, older.values(state="failed", desired_state="stop", error=error))
+            was_lost = execute_update(
+                session, older.values(state="failed", desired_state="stop", error=error, ended_at=EpochRow.heartbeat_at)
+            )
             run = _new_epoch_row(pipeline, epoch, host, pid, pid_started, details or {})
             if newest is not None and newest.paused_by is not None:
-                run.desired_state, run.paused_by = "pause", newest.paused_by
+                run.desired_state, run.paused_by, run.paused_at = "pause", newest.paused_by, newest.paused_at
             session.add(run)
+            _add_begin_events(session, run, newest, was_lost)
             session.flush()
             prune_history(session, pipeline, utc_now())
             return epoch
@@ -94,7 +98,7 @@ class StreamRecords(Database):
         )
         values = {key: utc_now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
         with self._write_session() as session:
-            execute_update(session, _update_epoch(pipeline, epoch).values(values))
+            execute_update(session, update_epoch(pipeline, epoch).values(values))
             rows = session.execute(query).all()
         return HeartbeatReply(rows[0][0], [request for _, request in rows if request is not None]) if rows else None
 
@@ -112,8 +116,12 @@ class StreamRecords(Database):
             row = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
             if row is not None and is_superseded_by(supervisor, row.supervisor):
                 supervisor = row.supervisor or supervisor
+            elif row is not None and row.epoch == epoch and row.supervisor is None:
+                name_event_source(
+                    session, pipeline, ("stream_started", "stream_restarted"), f"{_epoch_text(epoch)} ", supervisor
+                )
             values = {"supervisor": supervisor, "supervised_at": utc_now()}
-            execute_update(session, _update_epoch(pipeline, epoch).values(values))
+            execute_update(session, update_epoch(pipeline, epoch).values(values))
             return session.scalars(select_newest_epoch(pipeline).execution_options(populate_existing=True)).first()
 
     def probe_newest_epoch(self, pipeline: str) -> EpochRow | None:
@@ -124,7 +132,7 @@ class StreamRecords(Database):
         with self._write_session() as session:
             row = session.scalars(select_newest_epoch(pipeline)).first()
             if row is not None:
-                execute_update(session, _update_epoch(pipeline, row.epoch).values(pid=EpochRow.pid))
+                execute_update(session, update_epoch(pipeline, row.epoch).values(pid=EpochRow.pid))
             return row
 
     def request_stop(self, pipeline: str, epoch: int | None = None, by: str | None = None) -> int | None:
@@ -143,7 +151,7 @@ class StreamRecords(Database):
             if row.desired_state != "stop" or by is None:
                 row.desired_state, row.stop_by = "stop", by
             if by is None:
-                row.paused_by = None
+                row.paused_by = row.paused_at = None
             return row.epoch
 
     def update_settings(self, pipeline: str, epoch: int, settings: Mapping[str, str]) -> None:
@@ -175,7 +183,12 @@ class StreamRecords(Database):
         kind = error_kind and error_kind[:32]  # may be any library's class
         values: dict[str, Any] = {"state": state, "error": storable_text(error), "error_kind": kind}
         values |= {"traffic": request_counts} if request_counts is not None else {}
-        self._update(_update_epoch(pipeline, epoch).values(values))
+        with self._write_session() as session:
+            ended = update_epoch(pipeline, epoch).filter_by(state="running")
+            if execute_update(session, ended.values(values | {"ended_at": utc_now()})):
+                _add_end_event(session, session.get_one(EpochRow, (pipeline, epoch)))
+            else:  # a newer run has taken over, and has recorded the end
+                execute_update(session, update_epoch(pipeline, epoch).values(values))
 
     def newest_epoch(self, pipeline: str) -> EpochRow | None:
         """Return the newest run in any state, or ``None``."""
@@ -258,6 +271,37 @@ class StreamRecords(Database):
         return BatchTotals(*(sum(int(total[i]) for total in totals) for i in range(2)))
 
 
+def _add_begin_events(session: Session, run: EpochRow, newest: EpochRow | None, was_lost: bool) -> None:
+    """Add the events of a run that begins. Catch-ups that follow each other as they should are no news."""
+    if was_lost and newest is not None:
+        detail = f"epoch {newest.epoch} ended without giving a reason: its driver on {newest.host} was lost"
+        add_event_row(session, run.pipeline, "stream_lost", detail, by=newest.supervisor)
+    is_restart = newest is not None and newest.state in ("running", "failed")
+    if not is_restart and run.mode == "catch_up":
+        return
+    detail = f"{_epoch_text(run.epoch)} began on {run.host}"
+    if newest is None or not is_restart:
+        add_event_row(session, run.pipeline, "stream_started", detail, by=run.supervisor)
+    else:
+        reason = "was lost" if was_lost else "had failed"
+        detail += f", because epoch {newest.epoch} {reason}"
+        add_event_row(session, run.pipeline, "stream_restarted", detail, by=run.supervisor)
+
+
+def _epoch_text(epoch: int) -> str:
+    return f"epoch {epoch} of the stream"
+
+
+def _add_end_event(session: Session, run: EpochRow) -> None:
+    """Add the event of a run that has ended."""
+    if run.state == "failed":
+        detail = f"epoch {run.epoch} of the stream failed: {run.error or run.error_kind or 'for an unknown reason'}"
+        add_event_row(session, run.pipeline, "stream_failed", " ".join(detail.split()), by=run.supervisor)
+    elif run.state == "stopped":
+        by = run.stop_user or run.stop_by
+        add_event_row(session, run.pipeline, "stream_stopped", f"epoch {run.epoch} of the stream has stopped", by=by)
+
+
 def lock_pipeline(session: Session, pipeline: str) -> PipelineRow:
     """Return the row of a pipeline, locked until the transaction ends.
 
@@ -269,7 +313,8 @@ def lock_pipeline(session: Session, pipeline: str) -> PipelineRow:
     return row
 
 
-def _update_epoch(pipeline: str, epoch: int) -> Update:
+def update_epoch(pipeline: str, epoch: int) -> Update:
+    """Return an update of one run of a stream, without its values."""
     return update(EpochRow).filter_by(pipeline=pipeline, epoch=epoch)
 
 

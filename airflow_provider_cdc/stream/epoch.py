@@ -121,7 +121,9 @@ class Epoch:
     def driver_view(self) -> DriverView:
         """Return the current state, for the observer."""
         offset = self.applier.offset
-        state = PipelineState(self.plan, {}, True, self.is_running, str(offset.at), self.pending_tables)
+        given_up = self.resnapshot_worker.given_up
+        position = str(offset.at)
+        state = PipelineState(self.plan, {}, True, self.is_running, position, self.pending_tables, given_up=given_up)
         return DriverView(state, offset, self.applier.timeline, self.number)
 
     def apply_batch(self, manifest: dict[str, Any]) -> AppliedBatch:

@@ -19,13 +19,16 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from airflow_provider_cdc.ui import task_instances
-from airflow_provider_cdc.ui.access import ShownPipelineDep, may_edit_any, may_trigger
+from airflow_provider_cdc.ui.access import ShownPipelineDep, UserRightsDep, may_edit_any, may_trigger
 from airflow_provider_cdc.ui.action_rules import ACTIONS, ActionImpossible, ActionPreview, ActionTarget, offered_actions
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
+from airflow_provider_cdc.ui.task_names import TaskNames
 
 #: A header that no form or link of another site can set: the browser would first ask the server, which refuses.
 PAGE_HEADER = "X-CDC-Page"
 #: By these Airflow reports that an action is impossible, such as a run whose parameters have no value.
+#: Actions on one table.
+TABLE_ACTIONS = ("verify", "repair", "suspend", "reread", "reread_keys")
 _AIRFLOW_ERRORS = (AirflowException, ValueError)
 
 
@@ -50,17 +53,28 @@ def _require_same_origin(request: Request) -> None:
         raise HTTPException(403, "This request does not come from the page")
 
 
-def _require_edit_right(user: GetUserDep, shown: ShownPipelineDep) -> None:
+def _require_edit_right(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDep) -> None:
     if not may_edit_any(user, shown.dags):
-        raise HTTPException(403, _edit_right_text(shown.dags))
+        raise HTTPException(403, TaskNames(shown.tasks, rights.dags).mask_action(_edit_right_text(shown.dags)))
 
 
 router = APIRouter(dependencies=[Depends(_require_same_origin), Depends(_require_edit_right)])
 
 
 @router.post("/api/pipelines/{book}/{name}/acts/{act}")
-def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_request: ActionRequest) -> dict[str, Any]:
-    """Perform an action, or describe it."""
+def run_action(
+    user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDep, act: str, action_request: ActionRequest
+) -> dict[str, Any]:
+    """Perform an action, or describe it. DAGs that the user may not read are not named."""
+    names = TaskNames(shown.tasks, rights.dags)
+    try:
+        answer = _run_action(user, shown, act, action_request)
+    except HTTPException as error:
+        raise HTTPException(error.status_code, names.mask_action(error.detail)) from None
+    return {key: names.mask_action(value) if isinstance(value, str) else value for key, value in answer.items()}
+
+
+def _run_action(user: Any, shown: ShownPipeline, act: str, action_request: ActionRequest) -> dict[str, Any]:
     if act not in ACTIONS:
         raise HTTPException(404, "There is no such action")
     by = str(user.get_name())
@@ -91,17 +105,23 @@ def run_action(user: GetUserDep, shown: ShownPipelineDep, act: str, action_reque
     return {"done": True}
 
 
-def list_offers(user: Any, shown: ShownPipeline) -> list[dict[str, Any]]:
-    """Return the actions that the user can perform on a whole pipeline, with the reason if one is impossible now."""
-    entries = []
+def list_offers(user: Any, shown: ShownPipeline, names: TaskNames, table: str | None = None) -> list[dict[str, Any]]:
+    """Return the actions that the user can perform on a whole pipeline, with the reason if one is impossible now.
+
+    :param names: what the user may see of the pipeline's tasks.
+    :param table: return the actions on this table instead.
+    """
+    entries, about = [], {} if table is None else {"table": table}
     with create_session(scoped=False) as session:
-        target = ActionTarget(shown, session)
-        for name in offered_actions(target):
+        target = ActionTarget(shown, session, table=table)
+        for name in offered_actions(target) if table is None else TABLE_ACTIONS:
             try:
                 why = _missing_right(user, ACTIONS[name].preview(target))
             except ActionImpossible as impossible:
                 why = str(impossible)
-            entries.append({"act": name, "label": ACTIONS[name].label, "why_not": why})
+            entries.append(
+                {"act": name, "label": ACTIONS[name].label, "about": about, "why_not": names.mask_action(why)}
+            )
     return entries
 
 

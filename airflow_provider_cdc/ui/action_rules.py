@@ -344,6 +344,9 @@ def _preview_withdraw(target: ActionTarget) -> ActionPreview:
 
 def _preview_acknowledge(target: ActionTarget) -> ActionPreview:
     number = -1 if target.id is None else target.id
+    event = target.reader.event(target.name, number)
+    if event is None or not event.needs_attention:
+        raise ActionImpossible("There is nothing to acknowledge: the event needs no action, or was acknowledged")
     says = (
         "Your name is recorded with this event, so that others can see that you are handling it. Nothing else changes"
     )
@@ -355,9 +358,10 @@ def _find_table_row(target: ActionTarget) -> TableStateRow:
 
     :raises ActionImpossible: if there is none.
     """
-    for row in target.reader.table_states(target.name):
-        if f"{row.database}.{row.name}" == target.table:
-            return row
+    database, _, name = (target.table or "").partition(".")
+    row = target.reader.table_row(target.name, database, name)
+    if row is not None:
+        return row
     raise ActionImpossible(
         f"The pipeline has no table {target.table or 'without a name'}, or no driver has reported it yet"
     )

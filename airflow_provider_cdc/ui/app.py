@@ -9,10 +9,13 @@ from typing import Annotated, Any
 
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.ui import action_routes, views
+from airflow_provider_cdc.state.events import EventFilter
+from airflow_provider_cdc.state.table_reader import TABLE_ORDERS, TableQuery
+from airflow_provider_cdc.ui import action_routes, batch_views, table_views, views
 from airflow_provider_cdc.ui.access import (
     PageSources,
     PageSourcesDep,
@@ -21,7 +24,12 @@ from airflow_provider_cdc.ui.access import (
     UserRightsDep,
     may_edit_any,
 )
-from airflow_provider_cdc.ui.state_databases import DatabaseTrouble
+from airflow_provider_cdc.ui.conditional_route import ConditionalRoute, describe_invalid_request
+from airflow_provider_cdc.ui.event_views import event_view, kinds_view
+from airflow_provider_cdc.ui.state_databases import DatabaseTrouble, ShownPipeline
+from airflow_provider_cdc.ui.task_names import TaskNames
+from airflow_provider_cdc.ui.unknown_pipelines import group_unknown
+from airflow_provider_cdc.ui.views import PipelineViews
 
 _STATIC = File(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -33,11 +41,26 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-#: Chunk groups of a request, as numbers separated by commas.
-GroupNumbers = Annotated[str | None, Query(max_length=8000, pattern=r"^\d+(,\d+)*$")]
+#: Words of a request, separated by commas, the label ``database.table`` of a table, and a number of rows.
+Words = Annotated[str | None, Query(max_length=1000, pattern=r"^[a-z_]+(,[a-z_]+)*$")]
+TableLabel = Annotated[str, Query(alias="table", max_length=255)]
+Limit = Annotated[int, Query(ge=1, le=200)]
+#: Control requests that a pipeline shows.
+_REQUESTS = 10
 
 
-router = APIRouter()
+def _page(offset: Annotated[int, Query(ge=0, le=10**7)] = 0, limit: Limit = 30) -> slice:
+    return slice(offset, offset + limit)
+
+
+def _pipeline_views(shown: ShownPipelineDep, rights: UserRightsDep) -> PipelineViews:
+    return _views(shown, rights)
+
+
+#: The rows of a list that a request asks for, and the pipeline of a route as its user may see it.
+PageDep = Annotated[slice, Depends(_page)]
+PipelineViewsDep = Annotated[PipelineViews, Depends(_pipeline_views)]
+router = APIRouter(route_class=ConditionalRoute)
 
 
 def make_app() -> FastAPI:
@@ -59,6 +82,10 @@ def make_app() -> FastAPI:
     async def failed(_: Request, error: CdcError) -> JSONResponse:
         return JSONResponse({"detail": error.message, "remedy": error.remedy}, status_code=503)
 
+    @app.exception_handler(RequestValidationError)
+    async def refused(_: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"detail": describe_invalid_request(error)}, status_code=422)
+
     return app
 
 
@@ -77,13 +104,16 @@ def get_static_file(name: str) -> FileResponse:
 @router.get("/api/pipelines")
 def get_pipelines(sources: PageSourcesDep, rights: UserRightsDep) -> dict[str, Any]:
     """Return every pipeline that the user may see, most severe first, and the databases that cannot be read."""
-    shown, troubles = sources.databases.read_all()
-    lines = [views.pipeline_summary(one, rights.dags) for one in shown if rights.can_see(one.dags)]
-    unknown = [one for one in sources.declared_tasks.list_all() if not one.pipeline_name and one.dag_id in rights.dags]
+    shown, not_run, troubles = sources.databases.read_all()
+    lines = [_views(one, rights).summarize() for one in shown if rights.can_see(one.dags)]
+    files, unknown = group_unknown(one for one in sources.declared_tasks.list_all() if one.dag_id in rights.dags)
+    not_run = [one for one in not_run if rights.can_see(one.dags)]
+    lines += [views.not_run_view(one, rights.dags) for one in [*not_run, *files]]
     return {
+        "counts": views.count_levels(lines),
         "pipelines": views.sort_by_severity(lines),
         "troubles": [_trouble_json(one, rights) for one in troubles if rights.can_see(one.dags)],
-        "unknown": [{"dag": one.dag_id, "task": one.task_id} for one in unknown],
+        "unknown": unknown,
     }
 
 
@@ -98,45 +128,154 @@ def find_pipelines(
     declared = dags.list_of_run(dag_id, run_id) if run_id else [one for one in dags.list_all() if one.dag_id == dag_id]
     wanted = [one for one in declared if task_id in (None, "", one.task_id)]
     names = {one.pipeline_name for one in wanted}
-    shown = [one for one in sources.databases.read_all()[0] if one.overview.name in names and dag_id in one.dags]
-    return {"tasks": len(wanted), "pipelines": [views.pipeline_summary(one, rights.dags) for one in shown]}
+    shown, not_run, _ = sources.databases.read_all()
+    lines = [_views(one, rights).summarize() for one in shown if one.overview.name in names and dag_id in one.dags]
+    files, _ = group_unknown(wanted)
+    waiting = [one for one in not_run if one.name in names and dag_id in one.dags]
+    lines += [views.not_run_view(one, rights.dags) for one in [*waiting, *files]]
+    return {"tasks": len(wanted), "pipelines": lines}
 
 
 @router.get("/api/pipelines/{book}/{name}")
-def get_pipeline(user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDep) -> dict[str, Any]:
+def get_pipeline(user: GetUserDep, pipeline: PipelineViewsDep) -> dict[str, Any]:
     """Return one pipeline, and what the user may do with it."""
-    reader, may_act = shown.database.open_reader(), may_edit_any(user, shown.dags)
-    view = views.pipeline_view(reader, shown, rights.dags)
-    snapshot_incomplete = shown.overview.snapshot is not None and shown.overview.snapshot.state != "done"
-    retriable = set(action_routes.list_retriable_groups(shown)) if may_act and snapshot_incomplete else set()
-    for group in view["groups_list"]:
-        group["retry"] = may_act and (
-            group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)
-        )
-    view["requests"] = views.requests_view(reader, shown.overview.name, may_act)
-    return {**view, "may_act": may_act, "offers": action_routes.list_offers(user, shown) if may_act else []}
+    shown, may_act = pipeline.shown, may_edit_any(user, pipeline.shown.dags)
+    view = pipeline.describe()
+    if view["groups"] is not None:
+        _mark_retriable(pipeline, view["groups"]["shown"], may_act)
+    view["requests"] = pipeline.request_views(_REQUESTS, may_act)
+    return {
+        **view,
+        "may_act": may_act,
+        "offers": action_routes.list_offers(user, shown, pipeline.names) if may_act else [],
+    }
+
+
+@router.get("/api/pipelines/{book}/{name}/tables")
+def get_tables(
+    pipeline: PipelineViewsDep,
+    page: PageDep,
+    q: Annotated[str, Query(max_length=255)] = "",
+    state: Words = None,
+    trouble: bool = False,
+    sort: Annotated[str, Query(pattern="^(" + "|".join(TABLE_ORDERS) + ")$")] = "name",
+    desc: bool = False,
+) -> dict[str, Any]:
+    """Return a page of the pipeline's tables."""
+    query = TableQuery(q, _split_words(state), trouble, sort, desc, page.start, page.stop - page.start)
+    return table_views.tables_view(pipeline, query)
+
+
+@router.get("/api/pipelines/{book}/{name}/table")
+def get_table(user: GetUserDep, pipeline: PipelineViewsDep, label: TableLabel) -> dict[str, Any]:
+    """Return one table as a whole."""
+    database, _, table = label.partition(".")
+    may_act = may_edit_any(user, pipeline.shown.dags)
+    view = table_views.table_view(pipeline, database, table, with_conditions=may_act)
+    if view is None:
+        raise HTTPException(404, "The pipeline has no such table")
+    _mark_retriable(pipeline, view["groups"], may_act)
+    offers = action_routes.list_offers(user, pipeline.shown, pipeline.names, label) if may_act else []
+    return {**view, "may_act": may_act, "offers": offers}
+
+
+@router.get("/api/pipelines/{book}/{name}/groups")
+def get_groups(user: GetUserDep, pipeline: PipelineViewsDep, page: PageDep, state: Words = None) -> dict[str, Any]:
+    """Return a page of the chunk groups of the newest snapshot."""
+    states, wanted = pipeline.group_states(), _split_words(state)
+    lost = sorted(pipeline.lost_groups) if wanted == ["failed"] else None
+    rows = pipeline.list_groups(lost, [] if lost is not None else wanted, page)
+    view = pipeline.group_views(rows)
+    _mark_retriable(pipeline, view, may_edit_any(user, pipeline.shown.dags))
+    matching = sum(n for name, n in states.items() if not wanted or name in wanted)
+    return {"total": sum(states.values()), "matching": matching, "states": states, "rows": view}
+
+
+@router.get("/api/pipelines/{book}/{name}/events")
+def get_events(
+    pipeline: PipelineViewsDep,
+    kind: Words = None,
+    level: Words = None,
+    table: TableLabel | None = None,
+    attention: bool = False,
+    before: int | None = None,
+    limit: Limit = 50,
+) -> dict[str, Any]:
+    """Return a page of the pipeline's events, the newest first."""
+    event_filter = EventFilter(_split_words(kind), _split_words(level), table, attention, before)
+    rows = pipeline.reader.filter_events(pipeline.name, event_filter, limit + 1)
+    return {
+        "events": [event_view(row, pipeline.names) for row in rows[:limit]],
+        "more": len(rows) > limit,
+        "kinds": kinds_view(),
+    }
+
+
+@router.get("/api/pipelines/{book}/{name}/runs")
+def get_runs(pipeline: PipelineViewsDep, before: int | None = None, limit: Limit = 20) -> dict[str, Any]:
+    """Return runs of the stream, the newest first."""
+    rows = pipeline.reader.newest_epochs(pipeline.name, limit + 1, before)
+    return {"runs": [pipeline.run_view(row) for row in rows[:limit]], "more": len(rows) > limit}
+
+
+@router.get("/api/pipelines/{book}/{name}/batches")
+def get_batches(pipeline: PipelineViewsDep, limit: Limit = 20) -> dict[str, Any]:
+    """Return the newest batches of the stream."""
+    rows = pipeline.reader.last_batches(pipeline.name, limit)
+    return {"batches": [batch_views.batch_view(row) for row in rows]}
+
+
+@router.get("/api/pipelines/{book}/{name}/requests")
+def get_requests(user: GetUserDep, pipeline: PipelineViewsDep, limit: Limit = 50) -> dict[str, Any]:
+    """Return the newest control requests."""
+    return {"requests": pipeline.request_views(limit, may_edit_any(user, pipeline.shown.dags))}
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks")
-def get_chunks(shown: ShownPipelineDep, generation: int, groups: GroupNumbers = None) -> dict[str, Any]:
-    """Return the map of chunks, or some groups of it."""
-    wanted = None if groups is None else [int(number) for number in groups.split(",")]
-    return views.chunks_view(shown.database.open_reader(), shown, generation, wanted)
+def get_chunks(
+    pipeline: PipelineViewsDep, table: TableLabel | None = None, cells: Annotated[int, Query(ge=100, le=4000)] = 2000
+) -> dict[str, Any]:
+    """Return the map of chunks of the newest snapshot, or of one of its tables."""
+    if table is None:
+        return pipeline.chunk_map(None, cells)
+    database, _, name = table.partition(".")
+    chunks = pipeline.read_progress().table_range((database, name))
+    if chunks is None:
+        raise HTTPException(404, "The table has no chunks")
+    return pipeline.chunk_map(chunks, cells)
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks/{no}")
-def get_chunk(shown: ShownPipelineDep, no: int, generation: int) -> dict[str, Any]:
+def get_chunk(pipeline: PipelineViewsDep, no: int, generation: int) -> dict[str, Any]:
     """Return one chunk."""
-    rows = shown.database.open_reader().chunk_with_group(shown.overview.name, generation, no)
+    rows = pipeline.reader.chunk_with_group(pipeline.name, generation, no)
     if rows is None:
         raise HTTPException(404, "There is no such chunk")
-    return views.chunk_view(*rows)
+    return pipeline.chunk_view(*rows)
 
 
 @router.get("/api/pipelines/{book}/{name}/lag")
-def get_lag(shown: ShownPipelineDep, minutes: Annotated[int, Query(ge=5, le=7 * 24 * 60)] = 60) -> dict[str, Any]:
+def get_lag(pipeline: PipelineViewsDep, minutes: Annotated[int, Query(ge=5, le=7 * 24 * 60)] = 60) -> dict[str, Any]:
     """Return the lag over time."""
-    return views.lag_view(shown.database.open_reader(), shown.overview.name, minutes, datetime.now(UTC))
+    return batch_views.lag_view(pipeline.reader, pipeline.name, minutes, datetime.now(UTC))
+
+
+def _views(shown: ShownPipeline, rights: UserRights) -> PipelineViews:
+    return PipelineViews(shown, TaskNames(shown.tasks, rights.dags))
+
+
+def _mark_retriable(pipeline: PipelineViews, groups: list[dict[str, Any]], may_act: bool) -> None:
+    """Mark the groups that the user may retry: without a reader, or with a failed task."""
+    snapshot = pipeline.shown.overview.snapshot
+    if not may_act or snapshot is None or snapshot.state == "done":
+        return
+    retriable = set(action_routes.list_retriable_groups(pipeline.shown))
+    for group in groups:
+        group["retry"] = group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)
+
+
+def _split_words(text: str | None) -> list[str]:
+    return text.split(",") if text else []
 
 
 def _static_file(name: str) -> FileResponse:

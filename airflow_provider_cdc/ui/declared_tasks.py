@@ -137,12 +137,17 @@ def _add_pipelines(session: Any, tasks: Sequence[DeclaredTask], run: str | None 
     :param run: the run to use instead of the newest one.
     """
     dag_has_stream = any(task.operator_name == STREAM_OPERATOR for task in tasks)
-    for task in tasks:
-        name, conn_id, state_file = (
-            _parse_pipeline(task.pipeline)
-            or _parse_pipeline(_find_rendered_pipeline(session, task, run))
-            or ("", None, None)
-        )
+    found = [
+        _parse_pipeline(task.pipeline) or _parse_pipeline(_find_rendered_pipeline(session, task, run)) for task in tasks
+    ]
+    # If one task of a file has run, the pipeline of the others is known, too.
+    by_file = {
+        str(task.pipeline): one
+        for task, one in zip(tasks, found, strict=True)
+        if one and is_file_name(task.pipeline) and "{" not in str(task.pipeline)
+    }
+    for task, one in zip(tasks, found, strict=True):
+        name, conn_id, state_file = one or by_file.get(str(task.pipeline)) or ("", None, None)
         yield replace(task, pipeline_name=name, conn_id=conn_id, state_file=state_file, dag_has_stream=dag_has_stream)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,11 +14,13 @@ from typing import Any
 from sqlalchemy import URL, make_url
 
 from airflow_provider_cdc.config.connections import ResolvedConnection, database_url
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.model.errors import CdcError, TransientError
 from airflow_provider_cdc.model.supervision import HeartbeatMonitor
+from airflow_provider_cdc.state.database import NoStateDatabaseError
 from airflow_provider_cdc.state.models import TableStateRow
 from airflow_provider_cdc.state.reader import PipelineOverview, StateDatabaseReader
 from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
+from airflow_provider_cdc.ui.snapshot_progress import SnapshotProgress
 
 #: Seconds for which an overview is reused, and for which a database that did not answer is not queried again.
 OVERVIEW_SECONDS, RETRY_SECONDS = 1.5, 15.0
@@ -26,6 +28,11 @@ OVERVIEW_SECONDS, RETRY_SECONDS = 1.5, 15.0
 WAIT_SECONDS = 4.0
 #: Seconds between two writes of a driver, and seconds without a write after which there were no changes.
 WRITE_SECONDS, SILENT_SECONDS = 60.0, 150.0
+#: What to check if a pipeline has run, and its state database is a file that this host does not see.
+_FILE_HINT = (
+    "If it has run, its state database is a file on a different host than this API server: set state.conn_id of the "
+    "pipeline to a database that both can reach"
+)
 
 
 def database_key(url: URL) -> str:
@@ -81,6 +88,7 @@ class PageDatabase:
     _error: CdcError | None = None
     _pulses: dict[tuple[object, ...], HeartbeatMonitor] = field(default_factory=dict, repr=False)
     _rates: dict[tuple[str, str, str], ChangeRate] = field(default_factory=dict, repr=False)
+    _snapshots: dict[str, SnapshotProgress] = field(default_factory=dict, repr=False)
 
     def open_reader(self) -> StateDatabaseReader:
         """Return the reader of the database, connecting if necessary.
@@ -141,6 +149,14 @@ class PageDatabase:
             )
         )
 
+    def snapshot_progress(self, pipeline: str, generation: int) -> SnapshotProgress:
+        """Return the progress of a snapshot. Concurrent requests share it; that of an older one is dropped."""
+        with self._lock:
+            progress = self._snapshots.get(pipeline)
+            if progress is None or progress.generation != generation:
+                progress = self._snapshots[pipeline] = SnapshotProgress(pipeline, generation)
+            return progress
+
     def change_rates(self, row: TableStateRow) -> tuple[float, ...] | None:
         """Return inserts, updates and deletes per second that the stream applies to a table, if known yet."""
         counts = (row.inserts, row.updates, row.deletes)
@@ -171,6 +187,22 @@ class DatabaseTrouble:
     message: str
     remedy: str
     dags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotRunPipeline:
+    """A pipeline that DAGs declare and that has not run yet.
+
+    :param name: its name, or the name of its file if it has not been read yet.
+    :param where: label of its state database.
+    :param dags: ids of its DAGs.
+    :param hint: what to check if it has run.
+    """
+
+    name: str
+    where: str | None
+    dags: tuple[str, ...]
+    hint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -208,8 +240,8 @@ class PageDatabases:
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="cdc-page")
         self._pending: dict[str, Future[list[PipelineOverview]]] = {}
 
-    def read_all(self) -> tuple[list[ShownPipeline], list[DatabaseTrouble]]:
-        """Return every pipeline that can be read, and every database that cannot."""
+    def read_all(self) -> tuple[list[ShownPipeline], list[NotRunPipeline], list[DatabaseTrouble]]:
+        """Return every pipeline that can be read, those that have not run yet, and databases that cannot be read."""
         wanted, troubles = self._wanted_databases()
         with self._lock:
             for key, (database, _) in wanted.items():
@@ -218,6 +250,7 @@ class PageDatabases:
             queries = {key: self._pending[key] for key in wanted}
         wait(queries.values(), timeout=WAIT_SECONDS)
         shown: list[ShownPipeline] = []
+        not_run: list[NotRunPipeline] = []
         for key, future in queries.items():
             database, declared = wanted[key]
             try:
@@ -226,18 +259,22 @@ class PageDatabases:
                         f"state database {database.label} has not answered yet", "Still waiting for an answer"
                     )
                 overviews = future.result()
+            except NoStateDatabaseError as error:
+                if declared:
+                    not_run += _not_run_pipelines(database.label, _tasks_by_pipeline(declared))
+                else:
+                    troubles.append(_make_trouble(database.label, error, declared))
             except CdcError as error:
                 troubles.append(_make_trouble(database.label, error, declared))
             else:
-                names: dict[str, list[DeclaredTask]] = {}
-                for one in declared:
-                    names.setdefault(one.pipeline_name, []).append(one)
-                shown += [ShownPipeline(database, row, tuple(names.get(row.name, ()))) for row in overviews]
+                names = _tasks_by_pipeline(declared)
+                shown += [ShownPipeline(database, row, tuple(names.pop(row.name, ()))) for row in overviews]
+                not_run += _not_run_pipelines(database.label, names)
             finally:
                 with self._lock:
                     if future.done() and self._pending.get(key) is future:
                         del self._pending[key]
-        return shown, troubles
+        return shown, not_run, troubles
 
     def find_pipeline(self, key: str, name: str) -> ShownPipeline | None:
         """Return one pipeline, or ``None`` if it does not exist.
@@ -293,14 +330,25 @@ class PageDatabases:
         return cached
 
 
-def _make_trouble(label: str, error: CdcError, declared: Iterable[DeclaredTask]) -> DatabaseTrouble:
-    remedy = error.remedy
-    if isinstance(error, NotReadyError) and label.startswith("/"):
-        remedy = (
-            "If nothing has run yet, run the pipeline. If the file is on a different host than this API server, set "
-            "state.conn_id of the pipeline to a database that both can reach"
+def _tasks_by_pipeline(declared: Iterable[DeclaredTask]) -> dict[str, list[DeclaredTask]]:
+    names: dict[str, list[DeclaredTask]] = {}
+    for one in declared:
+        names.setdefault(one.pipeline_name, []).append(one)
+    return names
+
+
+def _not_run_pipelines(label: str, tasks_by_name: Mapping[str, Iterable[DeclaredTask]]) -> Iterator[NotRunPipeline]:
+    for name, tasks in tasks_by_name.items():
+        yield NotRunPipeline(
+            name,
+            label,
+            tuple(dict.fromkeys(one.dag_id for one in tasks)),
+            _FILE_HINT if label.startswith("/") else None,
         )
-    return DatabaseTrouble(label, error.message, remedy, tuple(dict.fromkeys(one.dag_id for one in declared)))
+
+
+def _make_trouble(label: str, error: CdcError, declared: Iterable[DeclaredTask]) -> DatabaseTrouble:
+    return DatabaseTrouble(label, error.message, error.remedy, tuple(dict.fromkeys(one.dag_id for one in declared)))
 
 
 def split_setting(text: Any) -> list[str]:

@@ -97,27 +97,12 @@ def record_verdicts(context: RunContext, verdicts: Sequence[TableComparison], by
             tables[verdict.table]: _recorded_values(verdict) for verdict in verdicts if verdict.table in tables
         }
         with closing(context.open_state_database(migrate=False)) as store:
-            store.record_verification(context.pipeline.name, values_by_table)
-            kind, detail = _event_of(verdicts)
-            if values_by_table:
-                store.add_event(context.pipeline.name, kind, detail, by=by)
+            store.record_verification(context.pipeline.name, values_by_table, by=by)
             return True
     except (CdcError, SQLAlchemyError) as error:
         message = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
         context.warn(f"the result was not recorded in the state database: {message}")
         return False
-
-
-def _event_of(verdicts: Sequence[TableComparison]) -> tuple[str, str]:
-    """Return the kind and the text of the event of a comparison."""
-    unequal = [v.table for v in verdicts if v.verdict == UNEQUAL]
-    refused = [v.table for v in verdicts if v.refusal is not None]
-    if unequal:
-        return "verify_differs", f"{len(unequal)} of {len(verdicts)} tables differ: {_abbreviate(unequal)}"
-    if refused:
-        text = f"{len(refused)} of {len(verdicts)} tables could not be compared: {_abbreviate(refused)}"
-        return "verify_incomplete", text
-    return "verified", describe_equal(verdicts)
 
 
 def _recorded_values(verdict: TableComparison) -> dict[str, Any]:

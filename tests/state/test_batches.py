@@ -162,14 +162,14 @@ def test_old_runs_and_events_go_and_the_totals_stay(tmp_path: Path, monkeypatch:
             for number in range(epoch % 4):
                 batch(store, epoch, number)
             for name in (P, "other"):
-                store.add_event(name, "some", str(epoch))
+                store.add_event(name, "verify", str(epoch))
             store.end_epoch(P, epoch, "caught_up")
         batches = sum(epoch % 4 for epoch in range(1, 31))
         held = store.count_rows_by_table(P)
         assert held["streams"] == 5 and held["events"] == 9 and held["batches"] <= 10 + 3
         assert store.count_rows_by_table("other")["events"] == 30, "it has had no run"
         assert store.batch_totals(P) == BatchTotals(batches, 2 * batches)
-        assert [row.detail for row in store.last_events(P, 3)] == ["30", "29", "28"]
+        assert [row.detail for row in store.last_events(P, 3, ["verify"])] == ["30", "29", "28"]
         assert store.epoch_row(P, 26) is not None and store.epoch_row(P, 25) is None
         assert store.batch_totals("other") == BatchTotals(0, 0)
 
@@ -197,6 +197,7 @@ def test_old_snapshots_go(tmp_path: Path) -> None:
         for generation in range(1, 6):
             assert store.write_plan(P, generation, [table], [{"group_no": 0, "tables": [["d", "t"]]}], [chunk])
         found = {name: n for name, n in store.count_rows_by_table(P).items() if name != "pipelines"}
+        assert found.pop("events") == 5  # each was planned
         assert found == {"snapshots": 2, "tables": 2, "chunk_groups": 2, "chunks": 2}
         newest = store.snapshot(P)
         assert newest is not None and newest.generation == 5

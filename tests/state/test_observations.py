@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import URL, event, select
 
 from airflow_provider_cdc.state import StateDatabase, TableStatus, utc_now
+from airflow_provider_cdc.state.events import EventFilter
 from airflow_provider_cdc.state.models import LagSampleRow
 from airflow_provider_cdc.state.pruning import KEPT_SAMPLES
 from airflow_provider_cdc.state.values import LastCompaction
@@ -95,14 +96,15 @@ def test_states_of_tables(store: StateDatabase) -> None:
 
 
 def test_who_has_taken_care(store: StateDatabase) -> None:
-    store.add_event(P, "kind", "what", table="d.t", remedy="do it", by="somebody")
-    store.add_event(P, "kind", "more")
+    store.add_event(P, "table_suspended", "what", table="d.t", remedy="do it", by="somebody")
+    store.add_event(P, "schema_change", "more")
     more, found = store.last_events(P, 2)
     assert (found.table, found.remedy, found.by, found.acknowledged_by) == ("d.t", "do it", "somebody", None)
     assert (more.table, more.remedy, more.by) == (None, None, None)
     assert not store.acknowledge_event("other", found.id, "ann")
     assert store.acknowledge_event(P, found.id, "ann")
     assert not store.acknowledge_event(P, found.id, "bob"), "the first one stays"
+    assert not store.acknowledge_event(P, more.id, "ann"), "it needs nobody"
     found = store.last_events(P, 2)[1]
     assert found.acknowledged_by == "ann" and found.acknowledged_at is not None
 
@@ -111,3 +113,40 @@ def test_names_of_pipelines(store: StateDatabase) -> None:
     for name in ("b", "a"):
         store.register_pipeline(name, "server")
     assert store.pipeline_names() == ["a", "b"]
+
+
+def test_who_has_to_look(store: StateDatabase) -> None:
+    """What needs somebody stays so until it is acknowledged, or over."""
+
+    def needed() -> list[str]:
+        return [one.detail for one in store.filter_events(P, EventFilter(needs_attention=True), 10)]
+
+    store.add_event(P, "table_suspended", "one", table="d.one")
+    store.add_event(P, "table_suspended", "two", table="d.two")
+    store.add_event(P, "table_suspended", "three", table="d.three", level="info")
+    store.add_event("other", "table_suspended", "elsewhere", table="d.one")
+    assert needed() == ["two", "one"]
+    store.add_event(P, "table_rejoined", "again", table="d.one")
+    assert needed() == ["two"]
+    assert [one.detail for one in store.filter_events(P, EventFilter(table="d.one"), 10)] == ["again", "one"]
+    assert [one.detail for one in store.filter_events(P, EventFilter(levels=["info"]), 10)] == ["again", "three"]
+    first = store.last_events(P, 9)[-1]
+    assert store.filter_events(P, EventFilter(before=first.id + 1), 9)[0].id == first.id
+    store.write_table_states(P, [TableStatus("d", "one", "streaming"), TableStatus("d", "two", "streaming")])
+    store.record_verification(P, {("d", "one"): {"equal": True}, ("d", "two"): {"equal": False}})
+    assert needed()[0] == "source and copy differ in d.two; 2 tables were compared"
+    store.record_verification(P, {("d", "one"): {"equal": True}})
+    assert needed()[0].startswith("source and copy differ"), "another table is equal"
+    store.record_verification(P, {("d", "two"): {"equal": True}})
+    assert needed() == ["two"]
+    with pytest.raises(ValueError, match="no kind of event 'unheard_of'"):
+        store.add_event(P, "unheard_of", "what")
+
+
+def test_compactions_are_one_event_an_hour(store: StateDatabase) -> None:
+    states = [TableStatus("d", name, "streaming") for name in "abcdefg"]
+    for _ in range(3):
+        done = {("d", name): LastCompaction(utc_now(), 1.0) for name in "abcdefg"}
+        store.write_table_states(P, states, last_compactions=done)
+    [event] = store.last_events(P, 9, ["compacted"])
+    assert event.detail == "files of d.a, d.b, d.c, d.d, d.e and 2 more were compacted"

@@ -26,6 +26,7 @@ from airflow_provider_cdc.state.database import NEWEST_REVISION, VERSION_TABLE
 from airflow_provider_cdc.state.migrate import list_revisions
 from airflow_provider_cdc.state.models import Base
 from airflow_provider_cdc.state.reader import StateDatabaseReader
+from airflow_provider_cdc.state.table_reader import TableQuery
 
 P, G = "shop", 1
 LW = {"file": "binlog.000001", "position": 4, "gtid_set": "a:1-5"}
@@ -122,7 +123,7 @@ def test_errors_of_a_running_database_are_transient(store: StateDatabase, path: 
     with sqlite3.connect(path) as connection:
         connection.execute("DROP TABLE events")
     with pytest.raises(TransientError, match="no such table"):
-        store.add_event(P, "kind", "detail")
+        store.add_event(P, "verify", "detail")
 
 
 def test_a_pipeline_keeps_the_server_it_was_registered_with(store: StateDatabase, path: Path) -> None:
@@ -141,8 +142,9 @@ def test_a_plan_is_written_once(store: StateDatabase, path: Path) -> None:
         (1, [["db", "t1"]], "pending", 0),
     ]
     reader = StateDatabaseReader.open(url(path), migrate=False)
-    assert reader.table_names(P, G) == [("db", "t0", 10), ("db", "t1", 10)]
-    assert reader.chunk_ranges_by_table(P, G) == [("db", "t0", 0, 3), ("db", "t1", 3, 3)]
+    rows, _ = reader.find_tables(P, G, TableQuery(), all_recorded=False)
+    assert [(row.database, row.name, row.rows_estimate) for row in rows] == [("db", "t0", 10), ("db", "t1", 10)]
+    assert [(one.table, one.first, one.chunks) for one in reader.chunk_totals(P, G)] == [("t0", 0, 3), ("t1", 3, 3)]
     assert store.write_plan(P, 2, **plan())
     newest = store.snapshot(P)
     assert newest is not None
@@ -338,9 +340,9 @@ def test_batches(store: StateDatabase) -> None:
 
 
 def test_events(store: StateDatabase) -> None:
-    store.add_event(P, "start", "one")
-    store.add_event(P, "stop", "two")
-    assert [(e.kind, e.detail) for e in store.last_events(P, 5)] == [("stop", "two"), ("start", "one")]
+    store.add_event(P, "verify", "one")
+    store.add_event(P, "repair", "two")
+    assert [(e.kind, e.detail) for e in store.last_events(P, 5)] == [("repair", "two"), ("verify", "one")]
 
 
 def _claim(path: Path, start: Barrier, groups: int) -> list[int]:

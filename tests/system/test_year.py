@@ -143,7 +143,7 @@ class Pipeline:
                 return
             store.record_sample(P, number, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
             for number_of_event in range(3):  # more than are kept, within half of the time
-                store.add_event(P, "some", f"event {number_of_event} of epoch {number}")
+                store.add_event(P, "verify", f"event {number_of_event} of epoch {number}")
             request = store.add_request(P, "reread", "shop.busy", "somebody")
             store.take_request(request)
             store.end_request(request, "done", "it was")

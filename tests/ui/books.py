@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import update
 
-from airflow_provider_cdc.state import StateDatabase, utc_now
-from airflow_provider_cdc.state.models import BatchRow
+from airflow_provider_cdc.state import StateDatabase, TableStatus, utc_now
+from airflow_provider_cdc.state.models import BatchRow, ChunkGroupRow, ChunkRow, EventRow, LagSampleRow
 from tests.support.chunk_rows import chunk_rows
 
 #: Names that would be code, were they put into a page as they are.
@@ -80,3 +80,62 @@ def stream(store: StateDatabase, name: str, *, batches: int = 50, lag_ms: float 
             session.execute(update(BatchRow).where(*mine).values(committed_at=at))
     store.record_heartbeat(name, epoch, True)
     return epoch
+
+
+def large(
+    store: StateDatabase,
+    name: str,
+    *,
+    tables: int = 5_000,
+    chunks: int = 100_000,
+    per_group: int = 250,
+    done: float = 0.5,
+) -> None:
+    """A large pipeline whose snapshot is being read, with a long journal, written in a few seconds.
+
+    :param tables: how many tables; all have the same number of chunks.
+    :param chunks: how many chunks in total.
+    :param per_group: chunks of each group.
+    :param done: which part of the groups is published; the next four are being read.
+    """
+    names = {f"table_{number:05}": chunks // tables for number in range(tables)}
+    groups = plan(store, name, tables=names, per_group=per_group)
+    published = int(groups * done)
+    position_text = '{"file":"binlog.000007","position":100}'
+    chunk_values = {"state": "done", "attempt": 1, "lw": position_text, "hw": position_text, "seconds": 0.2}
+    counts = {"rows": 1000, "bytes": 50_000, "corrected": 0}
+    now = utc_now()
+    with store._write_session() as session:
+        in_published = ChunkRow.pipeline == name, ChunkRow.group_no < published
+        session.execute(update(ChunkRow).where(*in_published).values(**chunk_values, **counts))
+        session.execute(update(ChunkRow).where(*in_published, ChunkRow.chunk_no % 97 == 0).values(corrected=1))
+        half_read = ChunkRow.pipeline == name, ChunkRow.group_no == published, ChunkRow.chunk_no % 2 == 0
+        session.execute(update(ChunkRow).where(*half_read).values(**chunk_values | counts | {"state": "read"}))
+        is_done = ChunkGroupRow.pipeline == name, ChunkGroupRow.group_no < published
+        group_values = {"attempt": 1, "started_at": now - timedelta(hours=1), "rows": 1000 * per_group}
+        session.execute(update(ChunkGroupRow).where(*is_done).values(state="done", finished_at=now, **group_values))
+    for group in range(published, published + 4):
+        store.claim_group(name, 1, group, holder=f"{name}.snapshot[{group}], try 1", readers=2)
+    columns = {f"column_{number}": "bigint" for number in range(20)}
+    definitions = [{"since": None, "columns": columns, "key": ["column_0"], "changed": ""}]
+    states = [TableStatus("shop", table, "snapshot", definitions=definitions) for table in names]
+    suspended: dict[str, Any] = {
+        "kind": "SchemaError",
+        "reason": "a column that cannot be copied",
+        "remedy": "drop the column",
+    }
+    for number in range(0, tables, max(1, tables // 7)):
+        states[number] = states[number]._replace(state="suspended", **suspended)
+    store.write_table_states(name, states)
+    with store._write_session() as session:
+        for number in range(9_900):
+            table = f"shop.table_{number % tables:05}"
+            row = EventRow(pipeline=name, at=now, kind="schema_change", level="info", detail=f"{table}: altered")
+            row.table, row.needs_attention = table, False
+            session.add(row)
+    for number in range(60):
+        at = now - timedelta(minutes=number)
+        with store._write_session() as session:
+            session.add(
+                LagSampleRow(pipeline=name, at=at, epoch=None, lag_seconds=float(number), lag_bytes=5, purge_hours=48.0)
+            )

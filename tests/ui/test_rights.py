@@ -32,7 +32,8 @@ def path_of(route: BaseRoute, site: Site, pipeline: str = "shop", act: str = "st
     assert isinstance(route, APIRoute), f"{route} is no route that depends on Airflow's user"
     values = {"book": site.book, "no": "0", "act": act}
     values["name"] = "main.js" if route.path.startswith("/static") else pipeline
-    return route.path.format(**values) + "?generation=1&dag_id=shop"
+    about_table = "&table=shop.orders" if route.path.endswith("/table") else ""
+    return route.path.format(**values) + f"?generation=1&dag_id=shop{about_table}"
 
 
 def test_nobody(site: Site) -> None:
@@ -77,6 +78,7 @@ def test_who_has_rights_for_another_dag(site: Site) -> None:
     }
     assert found["troubles"] == []
     assert found["unknown"] == []
+    assert "not_run_yet" not in {line["phase"] for line in found["pipelines"]}
     assert site.get("/api/where?dag_id=shop", "stranger").status_code == 404
 
 
@@ -87,8 +89,8 @@ def test_pipelines_of_no_dag(site: Site) -> None:
         found = site.get("/api/pipelines", user).json()
         names[user] = {line["name"] for line in found["pipelines"]}
         assert bool([t for t in found["troubles"] if t["where"] == "cdc_away"]) == (user == "root")
-    assert names["root"] >= {"shop", "elsewhere", "by_hand", "acted"}
-    assert names["viewer"] == names["editor"] == {"shop", "elsewhere", "acted"}
+    assert names["root"] >= {"shop", "elsewhere", "by_hand", "acted", "beside"}
+    assert names["viewer"] == names["editor"] == {"shop", "elsewhere", "acted", "beside"}
 
 
 def test_acts(site: Site) -> None:
@@ -119,6 +121,9 @@ def test_acts(site: Site) -> None:
     assert site.get(f"/api/pipelines/{site.book}/shop", "viewer").json()["offers"] == []
     assert site.act("shop", "no_such").status_code == 404
 
+    site.store.add_event("shop", "schema_change", "a column")
+    [event] = site.store.last_events("shop", 1)
+    assert site.act("shop", "acknowledge", "editor", id=event.id).status_code == 409
     site.store.add_event("shop", "restart", "the server was restarted")
     [event] = site.store.last_events("shop", 1)
     assert site.act("shop", "acknowledge", "editor", id=event.id).json() == {"done": True}
@@ -135,7 +140,7 @@ def test_what_is_wanted_of_a_stream(site: Site) -> None:
     number = site.store.add_request("acted", "reread", "shop.orders", "root", "id >= 4711")
     seen = {user: "4711" in site.get(f"/api/pipelines/{site.book}/acted", user).text for user in ("viewer", "editor")}
     assert seen == {"viewer": False, "editor": True}
-    missing = "You need the right to edit task instances of acted"
+    missing = "You need the right to edit task instances of another DAG"
     answer = site.act("acted", "withdraw", "stranger", id=number)
     assert (answer.status_code, answer.json()["detail"]) == (403, missing)
     assert site.act("acted", "withdraw", "stranger", id=number, dry_run=True).json()["why_not"] == missing
@@ -176,11 +181,13 @@ def test_tabs(site: Site) -> None:
     assert where("dag_id=shop&task_id=no_such") == (0, [])
     assert where("dag_id=nothing_of_ours") == (0, [])
     assert where("dag_id=templated") == (1, [])
+    assert where("dag_id=beside_the_sink")[1] == ["beside"]
     found = site.get("/api/pipelines").json()
-    assert found["unknown"] == [{"dag": "templated", "task": "preflight"}]
-    assert [(t["dags"], "state.conn_id" in t["remedy"]) for t in found["troubles"] if t["dags"]] == [
-        (["beside_the_sink"], True)
-    ]
+    assert found["unknown"] == [{"dag": "templated", "tasks": ["preflight"]}]
+    assert [trouble["where"] for trouble in found["troubles"]] == ["cdc_away"]
+    [line] = [line for line in found["pipelines"] if line["phase"] == "not_run_yet"]
+    assert (line["name"], line["dags"], line["level"], line["book"]) == ("beside", ["beside_the_sink"], "idle", None)
+    assert "state.conn_id" in line["hint"]
 
 
 def test_links(site: Site) -> None:
@@ -195,3 +202,53 @@ def test_links(site: Site) -> None:
         found = site.get(f"/api/where?{address.partition('?')[2]}").json()
         assert (found["tasks"], [line["name"] for line in found["pipelines"]]) == (1, ["elsewhere"]), task
         assert site.airflow.client.get("/plugins/importErrors")["import_errors"] == []
+
+
+def test_names_of_dags_that_are_not_theirs(site: Site) -> None:
+    """Neither who reads or has asked, nor why something is impossible, names a DAG that a user may not read."""
+    store = site.store
+    secret = "acted.stream, run manual__1, try 1"
+    store.register_pipeline("acted", "server")
+    store.claim_group("acted", 1, 0, holder="acted.acted.snapshot[0], run manual__1, try 1", readers=2)
+    store.add_event("acted", "schema_change", f"by {secret}: a column", by=secret)
+    store.add_event(
+        "acted", "group_retried", "group 0 is retried: Task acted.snapshot of DAG acted, run r, was cleared"
+    )
+    number = store.add_request("acted", "suspend", "shop.orders", secret)
+    base = f"/api/pipelines/{site.book}/acted"
+    for path in ("", "/groups", "/events", "/requests", "/table?table=shop.orders", "/chunks/0?generation=1"):
+        seen = {user: site.get(base + path, user).text for user in ("editor", "stranger")}
+        assert "manual__1" not in seen["stranger"] and "DAG acted" not in seen["stranger"], path
+        assert "acted.stream" not in seen["stranger"] and "acted.acted" not in seen["stranger"], path
+    [group] = [one for one in site.get(base + "/groups", "editor").json()["rows"] if one["no"] == 0]
+    assert group["reader"] == {
+        "label": "acted.acted.snapshot[0], try 1",
+        "dag_id": "acted",
+        "run_id": "manual__1",
+        "task_id": "acted.snapshot",
+        "map_index": 0,
+        "try_number": 1,
+    }
+    [group] = [one for one in site.get(base + "/groups", "stranger").json()["rows"] if one["no"] == 0]
+    assert group["reader"]["label"] == "a task of another DAG" and group["reader"]["dag_id"] is None
+    for act in ACTIONS:
+        answer = site.act("acted", act, "stranger", dry_run=True, group=0, table="shop.orders", id=number).json()
+        texts = " ".join(value for value in answer.values() if isinstance(value, str))
+        assert "DAG acted" not in texts and "of acted" not in texts.replace("file of acted", ""), (act, texts)
+    store.withdraw_request("acted", number, "root")
+    store.release_group("acted", 1, 0, 1)
+
+
+def test_answers_that_have_not_changed(site: Site) -> None:
+    """They are not sent again; a request that makes no sense is answered with one line."""
+    base = f"/api/pipelines/{site.book}/shop"
+    for path in ("/api/pipelines", base, f"{base}/tables", f"{base}/events", f"{base}/chunks", f"{base}/groups"):
+        first = site.get(path)
+        again = site.ask("GET", path, "root", {"If-None-Match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b""), path
+    site.store.add_event("shop", "schema_change", "a column")
+    again = site.ask("GET", f"{base}/events", "root", {"If-None-Match": site.get(f"{base}/groups").headers["etag"]})
+    assert again.status_code == 200
+    answer = site.get(f"{base}/tables?limit=many")
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("limit: ")

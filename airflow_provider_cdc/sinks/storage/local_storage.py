@@ -23,6 +23,8 @@ _T = TypeVar("_T")
 _CREATE_TRIES = 100
 
 
+#: Folder of the pipelines' own files in a sink.
+_OWN_FOLDER = "_cdc"
 #: Names of files that :meth:`LocalStorage.write` and :meth:`LocalStorage.write_once` have not finished.
 _UNFINISHED_NAME = re.compile(r"\.(.+\.)?[0-9a-f]{32}\.tmp")
 
@@ -154,13 +156,22 @@ class LocalStorage:
         path = folder / f".{uuid.uuid4().hex}.tmp"
         try:
             with translate_disk_full(self._path(name)):
-                with _create_in_folder(folder, lambda: open(path, "wb")) as file:
+                with _create_in_folder(folder, lambda: open(path, "wb", opener=self._opener(folder))) as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 yield path
         finally:
             path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _opener(folder: Path) -> Callable[[str, int], int] | None:
+        """Return what opens files that hold values of rows, such as bounds of keys, and are not data files."""
+        return _open_denying_others if _OWN_FOLDER in folder.parts else None
+
+
+def _open_denying_others(path: str, flags: int) -> int:
+    return os.open(path, flags, permissions.FILE_MODE)
 
 
 def _create_in_folder(folder: Path, create: Callable[[], _T]) -> _T:

@@ -1,31 +1,26 @@
-// The map of chunks: one cell for each chunk, or for a band of chunks. Fetched as runs, afterwards only what changed.
+// The map of chunks: one cell for each chunk, or for a band of chunks. The server says the state of each cell.
 
-import { ask, h, number, seconds, bytes } from "./dom.js";
+import { h } from "./dom.js";
+import { bytes, many, number, seconds } from "./format.js";
+import { ask } from "./server.js";
+import { taskLink } from "./links.js";
 
 const WORDS = {
-  waiting: "waiting", reading: "being read", read: "read, not yet published", published: "published",
-  corrected: "published, corrected by the binlog", retried: "published by a later attempt", failed: "failed, waiting for a retry",
+  waiting: "waiting", reading: "being read", read: "read, not in the copy yet", published: "in the copy",
+  corrected: "in the copy, corrected by the binlog", retried: "in the copy by a later attempt", failed: "failed, waiting for a retry",
 };
-//: States in order of importance. A band shows its most important state.
-const FIRST = ["failed", "reading", "read", "waiting", "retried", "corrected", "published"];
-const SMALLEST = 5, HEIGHT = 190, MOST_GROUPS = 300;
+const SMALLEST = 5, HEIGHT = 190;
 
 export class ChunkMap {
-  constructor(base) {
-    this.base = base;
-    this.generation = null;
-    this.versions = new Map();
-    this.states = new Uint8Array(0);
-    this.tables = [];
-    this.select = h("select", { "aria-label": "Table shown in the map" });
-    this.canvas = h("canvas", { tabindex: 0, role: "slider", "aria-label": "Chunk", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 });
+  /** table: `database.table`, or null for all tables. */
+  constructor(base, table = null) {
+    Object.assign(this, { base, table, map: null, at: null });
+    this.canvas = h("canvas", { tabindex: 0, role: "slider", "aria-label": "Chunk", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0, "aria-valuetext": "no chunk chosen" });
     this.canvas.style.height = `${HEIGHT}px`;
     this.detail = h("p", { class: "detail dim", id: "chunk-detail", "aria-live": "polite" }, "Point at a cell, or move with the arrow keys, to see a chunk.");
     this.legend = h("ul", { class: "legend" });
     this.title = h("h2", null, "Chunks");
-    this.node = h("section", { class: "card", "data-own": true, "aria-label": "Chunks" },
-      h("div", { class: "top" }, this.title, h("span", { class: "grow" }), this.select), this.canvas, this.legend, this.detail);
-    this.select.addEventListener("change", () => { this.at = null; this.draw(); });
+    this.node = h("section", { class: "card", "data-own": true, "data-key": `chunks ${table ?? ""}`, "aria-label": "Chunks" }, this.title, this.canvas, this.legend, this.detail);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("keydown", (event) => this.press(event));
     new ResizeObserver(() => this.draw()).observe(this.canvas);
@@ -33,37 +28,19 @@ export class ChunkMap {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  /** Update the map. Only groups that have changed or are being read are fetched. */
-  async update(pipeline, signal) {
-    const path = `${this.base}/chunks?generation=${pipeline.generation}`;
-    if (pipeline.generation !== this.generation) {
-      const all = await ask(path, signal);
-      this.names = all.states;
-      this.tables = all.tables.map(([database, name, first, count]) => ({ label: `${database}.${name}`, first, count }));
-      this.states = new Uint8Array(this.tables.reduce((end, t) => Math.max(end, t.first + t.count), 0));
-      this.generation = pipeline.generation;
-      this.select.replaceChildren(h("option", { value: "" }, "all tables"), ...this.tables.map((t, n) => h("option", { value: n }, t.label)));
-      this.take(all.runs);
-    } else {
-      const changed = pipeline.groups_list.filter((g) => this.versions.get(g.no) !== g.version || g.state === "running" || g.state === "rereading");
-      if (changed.length) {
-        const some = changed.length <= MOST_GROUPS ? `&groups=${changed.map((g) => g.no).join(",")}` : "";
-        this.take((await ask(path + some, signal)).runs);
-      }
-    }
-    this.versions = new Map(pipeline.groups_list.map((g) => [g.no, g.version]));
+  /** As many cells as have room. A change of the width does not change the number much, so that the answers stay valid. */
+  get room() {
+    const width = Math.max(this.canvas.clientWidth || 600, 100);
+    return Math.max(100, Math.min(4000, Math.floor((Math.floor(width / SMALLEST) * Math.floor(HEIGHT / SMALLEST)) / 100) * 100));
   }
 
-  take(runs) {
-    this.asked = (this.asked ?? 0) + 1;
-    for (const [first, count, code] of runs) this.states.fill(code, first, first + count);
-    this.canvas.dataset.updates = this.asked;
+  async update(generation, signal) {
+    const query = new URLSearchParams({ generation, cells: this.room, ...(this.table && { table: this.table }) });
+    const map = await ask(`${this.base}/chunks?${query}`, signal);
+    if (map === this.map) return;
+    this.map = map;
+    this.generation = generation;
     this.draw();
-  }
-
-  get shown() {
-    const table = this.select.value === "" ? null : this.tables[Number(this.select.value)];
-    return table ?? { label: "all tables", first: this.tables[0]?.first ?? 0, count: this.states.length - (this.tables[0]?.first ?? 0) };
   }
 
   draw() {
@@ -72,42 +49,32 @@ export class ChunkMap {
   }
 
   paint() {
-    const { first, count } = this.shown, width = this.canvas.clientWidth, ratio = devicePixelRatio;
-    if (!width || !this.names) return;
-    const size = Math.min(24, Math.max(SMALLEST, Math.floor(Math.sqrt((width * HEIGHT) / Math.max(count, 1)))));
-    const columns = Math.max(1, Math.floor(width / size)), rows = Math.floor(HEIGHT / size);
-    const band = Math.max(1, Math.ceil(count / (columns * rows)));
-    Object.assign(this, { size, columns, band });
-    const height = Math.ceil(Math.ceil(count / band) / columns) * size || size;
+    const width = this.canvas.clientWidth, ratio = devicePixelRatio;
+    if (!width || !this.map) return;
+    const { first, chunks, per_cell, states, counts } = this.map, cells = this.map.cells.length;
+    const size = Math.min(24, Math.max(SMALLEST, Math.floor(Math.sqrt((width * HEIGHT) / Math.max(cells, 1)))));
+    const columns = Math.max(1, Math.floor(width / size)), height = Math.ceil(cells / columns) * size || size;
+    Object.assign(this, { size, columns });
     this.canvas.style.height = `${height}px`;
     this.canvas.width = width * ratio;
     this.canvas.height = height * ratio;
     const paper = this.canvas.getContext("2d"), style = getComputedStyle(this.legend);
     paper.scale(ratio, ratio);
-    const colours = this.names.map((name) => this.colour(name, style));
-    const order = this.names.map((name) => FIRST.indexOf(name));
-    const sums = new Array(this.names.length).fill(0);
-    for (let cell = 0, no = 0; no < count; cell++) {
-      let worst = this.states[first + no];
-      for (const end = Math.min(no + band, count); no < end; no++) {
-        const state = this.states[first + no];
-        sums[state]++;
-        if (order[state] < order[worst]) worst = state;
-      }
-      paper.fillStyle = colours[worst];
+    const colours = states.map((name) => this.colour(name, style));
+    for (let cell = 0; cell < cells; cell++) {
+      paper.fillStyle = colours[Number(this.map.cells[cell])];
       paper.fillRect((cell % columns) * size, Math.floor(cell / columns) * size, size - 1, size - 1);
     }
-    if (this.at !== null && this.at !== undefined) {
-      const cell = Math.floor((this.at - first) / band);
+    if (this.at !== null) {
+      const cell = Math.floor((this.at - first) / per_cell);
       paper.strokeStyle = style.color;
       paper.lineWidth = 2;
       paper.strokeRect((cell % columns) * size - 0.5, Math.floor(cell / columns) * size - 0.5, size, size);
     }
     this.canvas.setAttribute("aria-valuemin", first);
-    this.canvas.setAttribute("aria-valuemax", first + Math.max(count - 1, 0));
-    if (!this.canvas.hasAttribute("aria-valuetext")) this.canvas.setAttribute("aria-valuetext", "no chunk chosen");
-    this.title.textContent = `Chunks of ${this.shown.label}: ${number(count)}${band > 1 ? `, ${number(band)} to a cell` : ""}`;
-    this.legend.replaceChildren(...this.names.map((name, n) => h("li", { "data-state": name }, h("span", { class: `swatch ${name}` }), `${WORDS[name]} `, h("span", { class: "num" }, number(sums[n])))));
+    this.canvas.setAttribute("aria-valuemax", first + Math.max(chunks - 1, 0));
+    this.title.textContent = `Chunks of ${this.table ?? "all tables"}: ${number(chunks)}${per_cell > 1 ? `, ${number(per_cell)} to a cell` : ""}`;
+    this.legend.replaceChildren(...states.map((name) => h("li", { "data-state": name }, h("span", { class: `swatch ${name}` }), `${WORDS[name] ?? name} `, h("span", { class: "num" }, number(counts[name] ?? 0)))));
   }
 
   colour(name, style) {
@@ -120,43 +87,46 @@ export class ChunkMap {
   }
 
   point(event) {
+    if (!this.map || !this.size) return;
     const box = this.canvas.getBoundingClientRect();
     const cell = Math.floor((event.clientY - box.top) / this.size) * this.columns + Math.min(this.columns - 1, Math.floor((event.clientX - box.left) / this.size));
-    this.choose(this.shown.first + cell * this.band);
+    this.choose(this.map.first + cell * this.map.per_cell);
   }
 
   press(event) {
-    const { first, count } = this.shown, row = this.columns * this.band;
+    if (!this.map) return;
+    const { first, chunks, per_cell } = this.map, row = this.columns * per_cell, last = first + chunks - 1;
     const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: row, ArrowUp: -row, PageDown: row * 10, PageUp: -row * 10 };
     const at = this.at ?? first - 1;
-    const to = event.key === "Home" ? first : event.key === "End" ? first + count - 1 : event.key in steps ? at + steps[event.key] : null;
+    const to = event.key === "Home" ? first : event.key === "End" ? last : event.key in steps ? at + steps[event.key] : null;
     if (to === null) return;
     event.preventDefault();
-    this.choose(Math.max(first, Math.min(first + count - 1, to)));
+    this.choose(Math.max(first, Math.min(last, to)));
   }
 
   choose(no) {
-    const { first, count } = this.shown;
-    if (no < first || no >= first + count || no === this.at) return;
+    const { first, chunks } = this.map;
+    if (no < first || no >= first + chunks || no === this.at) return;
     this.at = no;
     this.draw();
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.look(no).catch(() => {}), 120);
+    this.timer = setTimeout(() => this.look(no).catch((error) => { this.detail.textContent = `${error.message}.`; }), 120);
   }
 
   async look(no) {
     const c = await ask(`${this.base}/chunks/${no}?generation=${this.generation}`);
     if (this.at !== no) return;
-    const state = WORDS[this.names[this.states[no]]];
+    const { first, per_cell, states, cells } = this.map;
+    // A band has one state for all of its chunks: what the chunk's own row says is less, but true of it.
+    const state = per_cell === 1 ? states[Number(cells[no - first])] : { pending: "waiting", done: c.corrected > 0 ? "corrected" : "published" }[c.state] ?? c.state;
     const words = [
-      `chunk ${number(no)} of ${c.table}, group ${c.group}: ${state}`,
-      c.lw && `low watermark ${c.lw}, high ${c.hw}`,
-      c.rows !== null && `${number(c.rows)} rows, ${number(c.corrected ?? 0)} corrected, ${bytes(c.bytes)}, ${seconds(c.seconds)}`,
+      `chunk ${number(no)} of ${c.table}, group ${c.group}: ${WORDS[state] ?? state}`,
+      c.lw && `read between ${c.lw} and ${c.hw}`,
+      c.rows !== null && `${many(c.rows, "row")}, ${number(c.corrected ?? 0)} corrected, ${bytes(c.bytes)}, ${seconds(c.seconds)}`,
       `attempt ${c.attempt || c.group_attempt}`,
-      c.holder && `read by ${c.holder}`,
     ].filter(Boolean);
     this.canvas.setAttribute("aria-valuenow", no);
     this.canvas.setAttribute("aria-valuetext", words.join(". "));
-    this.detail.replaceChildren(...words.flatMap((line) => [line, h("br")]));
+    this.detail.replaceChildren(...words.flatMap((line) => [line, h("br")]), ...(c.reader ? ["read by ", taskLink(c.reader)] : []));
   }
 }

@@ -55,83 +55,46 @@ export function fill(node, ...kids) {
   morph(node, fresh);
 }
 
-/** Query the application. Errors have `message` and `remedy`. */
-export async function ask(path, signal) {
-  let answer;
-  try {
-    answer = await fetch(path, { signal, headers: { Accept: "application/json" } });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw Object.assign(new Error("Airflow's API server does not answer"), { remedy: "Trying again" });
-  }
-  if (answer.ok) return answer.json();
-  const said = await answer.json().catch(() => ({}));
-  const words = { 401: "You are no longer logged in to Airflow", 403: "You may not see this" };
-  const remedies = { 401: "Log in, then reload the page", 403: "Ask an Airflow administrator for the right to read the DAG" };
-  throw Object.assign(new Error(words[answer.status] ?? said.detail ?? `The server answered ${answer.status}`), {
-    remedy: said.remedy ?? remedies[answer.status] ?? "",
-    status: answer.status,
-  });
-}
-
-/** Perform an action. The header proves that the request comes from this page. */
-export async function act(path, about) {
-  const headers = { "X-CDC-Page": "1", "Content-Type": "application/json", Accept: "application/json" };
-  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(about) });
-  const said = await answer.json().catch(() => ({}));
-  if (answer.ok) return said;
-  const words = typeof said.detail === "string" ? said.detail : `The server answered ${answer.status}`;
-  throw new Error(said.remedy ? `${words}. ${said.remedy}` : words);
-}
-
-const NUMBER = new Intl.NumberFormat("en");
-export const number = (n) => (n === null || n === undefined ? "–" : NUMBER.format(n));
-
-export function bytes(n) {
-  if (n === null || n === undefined) return "–";
-  let unit = 0;
-  for (; n >= 1000 && unit < 5; unit++) n /= 1000;
-  return `${unit && n < 10 ? n.toFixed(1) : Math.round(n)} ${["B", "kB", "MB", "GB", "TB", "PB"][unit]}`;
-}
-
-export function seconds(n) {
-  if (n === null || n === undefined) return "–";
-  if (n < 1) return `${Math.round(n * 1000)} ms`;
-  if (n < 90) return `${n < 10 ? n.toFixed(1) : Math.round(n)} s`;
-  if (n < 5400) return `${Math.round(n / 60)} min`;
-  if (n < 172800) return `${Math.floor(n / 3600)} h ${Math.round((n % 3600) / 60)} min`;
-  return `${Math.floor(n / 86400)} days ${Math.round((n % 86400) / 3600)} h`;
-}
-
-/** A number with its noun. */
-export const many = (n, one, more) => `${number(n)} ${n === 1 ? one : (more ?? `${one}s`)}`;
-
-export const rate = (n) => (n === null || n === undefined ? "–" : `${NUMBER.format(n < 10 ? Math.round(n * 10) / 10 : Math.round(n))} /s`);
-
-/** A time: how long ago, with the exact time as a tooltip. */
-export function ago(text) {
-  if (!text) return "–";
-  const at = new Date(text);
-  const past = (Date.now() - at) / 1000;
-  const words = past < 5 ? "just now" : `${seconds(past)} ago`;
-  return h("time", { datetime: text, title: at.toLocaleString("en-GB", { timeZone: "UTC", timeZoneName: "short" }) }, words);
-}
-
-/** A table. Each column: [head, cell of a row, {r: align right, text: long text}]. On a phone each row becomes a block. */
-export function table(label, columns, rows, name) {
+/**
+ * A table. Each column: [head, cell of a row, {r: align right, text: long text, key: sort key}]. In a narrow place each
+ * row becomes a block.
+ *
+ * :param sorting: {key, desc, choose}: what the rows are sorted by; heads with a key are buttons that choose it.
+ */
+export function table(label, columns, rows, name, sorting) {
   const cls = (how) => [how?.r && "r num", how?.text && "text"].filter(Boolean).join(" ") || null;
+  const head = ([words, , how]) => {
+    if (!how?.key || !sorting) return h("th", { scope: "col", class: cls(how) }, words);
+    const on = sorting.key === how.key;
+    return h("th", { scope: "col", class: cls(how), "aria-sort": on ? (sorting.desc ? "descending" : "ascending") : null },
+      h("button", { type: "button", class: "plain", "data-sort": how.key }, words, h("span", { "aria-hidden": "true" }, on ? (sorting.desc ? " ↓" : " ↑") : "")));
+  };
   return h("table", { class: "stack", "aria-label": label },
-    h("thead", null, h("tr", null, columns.map(([head, , how]) => h("th", { scope: "col", class: cls(how) }, head)))),
+    h("thead", null, h("tr", null, columns.map(head))),
     h("tbody", null, rows.map((row) => h("tr", { "data-key": name?.(row) },
-      columns.map(([head, cell, how]) => h("td", { class: cls(how), "data-label": head || null }, cell(row)))))));
+      columns.map(([words, cell, how], at) => {
+        const content = cell(row), isUnknown = content === "–";
+        return h("td", { class: [cls(how), isUnknown && "none"].filter(Boolean).join(" ") || null, "data-label": at > 0 && words ? words : null }, content);
+      })))));
 }
 
-/** A link to a page of Airflow, which opens outside of the frame that this page may be in. */
-export const airflow = (path, ...kids) => h("a", { href: new URL(`../${path}`, document.baseURI).href, "data-out": true }, kids);
+/** A card with a heading. */
+export const card = (title, how, ...kids) => h("section", { class: "card", "aria-label": title, "data-key": title, ...how }, h("h2", null, title), kids);
+
+/** Names and values. Lines without a value are left out. */
+export const facts = (...lines) => h("dl", { class: "facts" }, lines.filter((one) => one && one[1] !== null && one[1] !== undefined && one[1] !== false).map(([name, ...value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+
+export const isFramed = () => window.parent !== window;
+
+/** A link to a place outside of this page, which opens outside of the frame that the page may be in. */
+export const outside = (address, ...kids) => h("a", { href: new URL(address, document.baseURI).href, "data-out": true }, kids);
+
+/** A link to a page of Airflow. */
+export const airflow = (path, ...kids) => outside(`../${path}`, kids);
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[data-out]");
-  if (!link || window.parent === window) return;
+  if (!link || !isFramed()) return;
   // The frame may not navigate its parent, but a link in the parent document may.
   event.preventDefault();
   const outer = window.parent.document.createElement("a");

@@ -1,17 +1,23 @@
 // Selects the view, keeps it up to date, and applies the theme.
 
-import { ask, fill, h } from "./dom.js";
+import { fill, h, isFramed, outside } from "./dom.js";
+import { followClock } from "./format.js";
 import { overview } from "./overview.js";
 import { pipeline } from "./pipeline.js";
+import { ask } from "./server.js";
 
-const main = document.getElementById("main"), banner = document.getElementById("banner");
-let current = null;
+//: A frame that is narrower offers the page without Airflow around it.
+const NARROW = 500;
+//: The page asks again after at least so many times what the last answer took, and at most after so many ms.
+const PATIENCE = 4, LONGEST_WAIT = 30_000;
+const main = document.getElementById("main"), banner = document.getElementById("banner"), frame = document.getElementById("frame");
+let current = null, shown = null;
 
 /** Airflow's current theme if the page is in its frame, else the theme that Airflow has stored, or the system's. */
 function theme() {
   let found = null;
   try {
-    const outer = window.parent === window ? null : window.parent.document.documentElement;
+    const outer = isFramed() ? window.parent.document.documentElement : null;
     if (outer) found = outer.classList.contains("dark") ? "dark" : outer.classList.contains("light") ? "light" : null;
     found ??= { dark: "dark", light: "light" }[localStorage.getItem("theme")] ?? null;
     if (outer && !theme.watching) {
@@ -23,36 +29,56 @@ function theme() {
   else delete document.documentElement.dataset.theme;
 }
 
+/** Wait until the tab is seen. */
+const untilVisible = (signal) => new Promise((done) => {
+  if (!document.hidden || signal.aborted) return done();
+  const look = () => {
+    if (document.hidden && !signal.aborted) return;
+    document.removeEventListener("visibilitychange", look);
+    done();
+  };
+  document.addEventListener("visibilitychange", look);
+  signal.addEventListener("abort", look);
+});
+
 async function show(view) {
   current?.abort();
   const mine = (current = new AbortController());
   document.title = view.title;
+  main.onclick = main.onchange = main.oninput = null;
   main.replaceChildren(h("p", { class: "empty", role: "status" }, "Loading …"));
-  let wait = 0;
+  let wait = 0, failures = 0, again = false, release = null;
+  view.wake = () => { again = true; release?.(); };
   while (!mine.signal.aborted) {
+    await untilVisible(mine.signal);
+    if (mine.signal.aborted) return;
+    const began = performance.now();
+    again = false;
     try {
-      if (!document.hidden) {
-        await view.update(main, mine.signal);
-        fill(banner);
-      }
-      wait = view.every;
+      await view.update(main, mine.signal);
+      fill(banner);
+      failures = 0;
+      wait = Math.min(LONGEST_WAIT, Math.max(view.every, PATIENCE * (performance.now() - began)));
     } catch (error) {
       if (mine.signal.aborted) return;
       fill(banner, h("b", null, error.message), error.remedy ? `. ${error.remedy}.` : ".");
-      if (!main.querySelector("h1")) fill(main, h("h1", null, view.title), h("p", { class: "empty" }, "Nothing can be shown at the moment."));
+      if (!main.querySelector("h1")) fill(main, h("nav", { class: "crumbs", "aria-label": "Path" }, h("a", { href: "#/" }, "All pipelines")), h("h1", null, view.title), h("p", { class: "empty" }, "Nothing can be shown at the moment."));
       if (error.status === 401) return;
-      wait = Math.min(15000, Math.max(view.every, wait * 2));
+      wait = Math.min(15000, view.every * 2 ** failures++);
     }
-    await new Promise((done) => setTimeout(done, wait));
+    if (again) continue; // asked for while this answer was on its way
+    await new Promise((done) => {
+      const timer = setTimeout(done, wait);
+      release = () => { clearTimeout(timer); done(); };
+    });
   }
 }
 
 /** The tab of a DAG, a run or a task, which leads to its pipelines. */
 function tab(query) {
-  const dag = query.get("dag_id");
   return {
     every: 5000,
-    title: dag,
+    title: query.get("dag_id"),
     async update(node, signal) {
       const found = await ask(`api/where?${query}`, signal);
       if (found.pipelines.length === 1) {
@@ -61,7 +87,7 @@ function tab(query) {
         return;
       }
       fill(node, h("h1", null, "CDC pipelines of this DAG"),
-        found.pipelines.length > 0 && h("ul", null, found.pipelines.map((p) => h("li", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}` }, p.name), ` ${p.phase} ${p.says}`))),
+        found.pipelines.length > 0 && h("ul", null, found.pipelines.map((p) => h("li", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}` }, p.name), ` ${p.says || p.phase}`))),
         found.pipelines.length === 0 && h("p", { class: "empty" }, found.tasks ? "Its pipeline has not run yet. It appears here as soon as its snapshot is planned." : "This does not belong to a CDC pipeline."),
         h("p", null, h("a", { href: "#/" }, "All pipelines")));
     },
@@ -69,11 +95,23 @@ function tab(query) {
 }
 
 function route() {
-  const [, kind, book, name] = location.hash.split("/");
+  const [, kind, book, name, ...rest] = location.hash.split("/");
   const query = new URLSearchParams(location.search);
-  if (kind === "p" && book && name) show(pipeline(book, decodeURIComponent(name)));
-  else if (query.get("dag_id") && location.hash === "") show(tab(query));
-  else show(overview);
+  const key = kind === "p" && book && name ? `${book}/${name}` : query.get("dag_id") && location.hash === "" ? "tab" : "all";
+  offerFullPage();
+  if (key === shown?.key && shown.view.move) { // another part of the same thing
+    shown.view.move(rest, main);
+    return;
+  }
+  const view = key === "tab" ? tab(query) : key === "all" ? overview : pipeline(book, decodeURIComponent(name), rest);
+  shown = { key, view };
+  show(view);
+}
+
+/** Airflow's split view leaves little room on a phone: the page is also there without Airflow around it. */
+function offerFullPage() {
+  const narrow = isFramed() && innerWidth < NARROW;
+  fill(frame, narrow ? outside(`./${location.search}${location.hash}`, "Open the full page") : null);
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {
@@ -81,6 +119,8 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 theme();
+followClock();
 addEventListener("storage", theme);
 addEventListener("hashchange", route);
+addEventListener("resize", offerFullPage);
 route();

@@ -16,6 +16,7 @@ depends_on = None
 # The types as of this revision: a migration must not follow later changes of the models.
 _INTEGER, _BIGINT = sa.Integer(), sa.BigInteger()
 _DOUBLE: Any = sa.Double()
+_BOOLEAN = sa.Boolean()
 _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _LONG = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 _TIME = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
@@ -47,14 +48,20 @@ def upgrade() -> None:
         "pipelines",
         {"name": _NAME},
         {"server_uuid": _NAME, "epoch": _BIGINT, "past_batches": _BIGINT, "past_changes": _BIGINT},
-        {},
+        {"source": _LONG},
     )
     _create_snapshot_tables()
     _create_stream_tables()
     _create_observation_tables()
     for table, columns in (
+        ("chunk_groups", ["pipeline", "generation", "state"]),
         ("chunks", ["pipeline", "generation", "group_no", "chunk_no"]),
         ("events", ["pipeline", "id"]),
+        ("events", ["pipeline", "kind", "id"]),
+        ("events", ["pipeline", "level", "id"]),
+        ("events", ["pipeline", "table", "id"]),
+        ("events", ["pipeline", "needs_attention", "id"]),
+        ("table_states", ["pipeline", "state", "kind", "verified_equal"]),
         ("requests", ["pipeline", "state"]),
     ):
         op.create_index(f"ix_{table}_{'_'.join(columns)}", table, columns)
@@ -62,7 +69,8 @@ def upgrade() -> None:
 
 def _create_snapshot_tables() -> None:
     snapshot = {"pipeline": _NAME, "generation": _INTEGER}
-    _create_table("snapshots", snapshot, {"state": _text(16), "created_at": _TIME}, {"finished_at": _TIME})
+    sizes = {"tables": _BIGINT, "rows_estimate": _BIGINT}
+    _create_table("snapshots", snapshot, {"state": _text(16), **sizes, "created_at": _TIME}, {"finished_at": _TIME})
     _create_table("tables", {**snapshot, "database": _NAME, "name": _NAME}, {"rows_estimate": _BIGINT}, {})
     _create_table(
         "chunk_groups",
@@ -71,6 +79,7 @@ def _create_snapshot_tables() -> None:
         {
             "rows": _BIGINT,
             "holder": _LONG,
+            "readers": _INTEGER,
             "heartbeat_at": _TIME,
             "started_at": _TIME,
             "finished_at": _TIME,
@@ -112,6 +121,8 @@ def _create_stream_tables() -> None:
             "supervisor": _LONG,
             "supervised_at": _TIME,
             "stop_by": _LONG,
+            "stop_user": _LONG,
+            "ended_at": _TIME,
             "start_offset": _LONG,
             "end_offset": _LONG,
             "machine": _NAME,
@@ -119,6 +130,7 @@ def _create_stream_tables() -> None:
             "index_disk_bytes": _BIGINT,
             "traffic": _LONG,
             "paused_by": _LONG,
+            "paused_at": _TIME,
             "settings": _LONG,
         },
     )
@@ -132,7 +144,14 @@ def _create_stream_tables() -> None:
     _create_table(
         "events",
         {"id": _ID},
-        {"pipeline": _NAME, "at": _TIME, "kind": _NAME, "detail": _LONG},
+        {
+            "pipeline": _NAME,
+            "at": _TIME,
+            "kind": _NAME,
+            "detail": _LONG,
+            "level": _text(16),
+            "needs_attention": _BOOLEAN,
+        },
         {"table": _text(255), "remedy": _LONG, "by": _LONG, "acknowledged_by": _LONG, "acknowledged_at": _TIME},
     )
     _create_table(
@@ -192,6 +211,7 @@ def _create_observation_tables() -> None:
             "compaction_seconds": _DOUBLE,
             "last_verified_at": _TIME,
             "last_verified": _LONG,
+            "verified_equal": _BOOLEAN,
         },
     )
     _create_table(

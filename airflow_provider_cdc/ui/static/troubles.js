@@ -1,0 +1,113 @@
+// What is wrong, since when, and what to do about it.
+
+import { offer } from "./acts.js";
+import { h } from "./dom.js";
+import { ago, lasting, many, until } from "./format.js";
+import { placeOf, tableAddress } from "./links.js";
+
+export const PHASES = {
+  not_run_yet: "not run yet", planning: "planning", snapshot: "snapshot", handover: "snapshot complete", streaming: "streaming",
+  paused: "paused", stopping: "stopping", stopped: "stopped", caught_up: "caught up", failed: "failed", lost: "no sign of life",
+};
+export const LEVELS = { failed: "Need action", warning: "Need a look", working: "At work", idle: "At rest" };
+//: Actions whose buttons stand beside a trouble of a table or a group.
+const LABELS = { reread: "Re-snapshot", reread_keys: "Re-snapshot some keys", suspend: "Suspend", retry: "Retry", start: "Start the stream", resume: "Resume the stream", verify: "Verify now", repair: "Repair" };
+
+/** The state of a pipeline in one word, as a pill. */
+export const phasePill = (p) => h("span", { class: `pill ${phaseLevel(p)}`, role: "status" }, PHASES[p.phase] ?? p.phase);
+
+/** Severity of the phase itself: a stream that goes on is at work, whatever becomes of one of its tables. */
+export const phaseLevel = (p) => ({ failed: "failed", lost: "failed", streaming: "working", snapshot: "working", planning: "working" })[p.phase] ?? (p.level === "failed" ? "warning" : p.level);
+
+/** How many problems a pipeline has, as a pill. */
+export function problemPill(p) {
+  const n = distinctTroubles(p).filter((one) => one.level !== "info").length + (p.troubles_more ?? 0);
+  return n > 0 && h("span", { class: `pill ${p.level}` }, many(n, "problem"));
+}
+
+function label(trouble, name, offers) {
+  if (trouble.about?.table && name === "reread" && trouble.code?.startsWith("table_suspended")) return "Resume";
+  return offers?.find((one) => one.act === name)?.label ?? LABELS[name] ?? name;
+}
+
+function buttons(p, trouble) {
+  if (!p.may_act) return [];
+  const isOne = trouble.about?.table || (trouble.about?.group ?? null) !== null;
+  return (trouble.acts ?? []).filter((name) => isOne || p.offers?.some((one) => one.act === name)).map((name) => {
+    const about = { ...(trouble.about?.table && { table: trouble.about.table }), ...(trouble.about?.group !== undefined && trouble.about.group !== null && { group: trouble.about.group }) };
+    const known = p.offers?.find((one) => one.act === name), words = label(trouble, name, p.offers);
+    const what = about.table ?? (about.group !== undefined ? `group ${about.group}` : null);
+    return offer(name, what ? `${words}: ${what}` : words, about, { short: words, class: "first", why_not: known?.why_not });
+  });
+}
+
+const NO_PLACE = new Set([null, undefined]);
+
+/** One trouble, with its remedy and its action. */
+export function troubleView(p, trouble, event) {
+  const place = placeOf(p, trouble.about);
+  return h("li", { class: `trouble ${trouble.level}`, "data-key": `${trouble.code} ${trouble.about?.table ?? trouble.about?.group ?? ""}` },
+    h("div", { class: "row" },
+      h("div", { class: "grow" },
+        h("strong", null, sentence(trouble.text)),
+        (trouble.since || trouble.by) && h("small", null, trouble.since && [" for ", lasting(trouble.since)], trouble.by && `, by ${trouble.by}`),
+        trouble.due_at && h("small", null, " in ", until(trouble.due_at))),
+      h("span", { class: "acts" }, buttons(p, trouble), event && p.may_act && acknowledge(event), !NO_PLACE.has(place) && h("a", { class: "button", href: place }, "Show"))),
+    trouble.error && h("p", { class: "error" }, trouble.error),
+    trouble.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), trouble.remedy));
+}
+
+/** Events that need somebody and are not acknowledged. */
+function attentionView(p, event) {
+  return h("li", { class: `trouble ${event.level}`, "data-key": `event ${event.id}` },
+    h("div", { class: "row" },
+      h("div", { class: "grow" }, h("strong", null, event.label), h("small", null, " ", ago(event.at)),
+        event.table && [" ", h("a", { href: tableAddress(p, event.table) }, event.table)]),
+      p.may_act && h("span", { class: "acts" }, acknowledge(event))),
+    h("p", null, event.text),
+    event.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), event.remedy));
+}
+
+export const acknowledge = (event) => offer("acknowledge", "Acknowledge", { id: event.id }, { "aria-label": `Acknowledge: ${event.text}` });
+
+//: As many tables of one trouble are named. Where there are more, their sum stands beside them.
+const NAMED = 3;
+//: As many problems stand open above the freshness of the copy. The others are folded.
+const SHOWN = 3;
+const SEVERITIES = ["failed", "warning", "info"];
+
+/** Troubles without the sums of those that are named one by one. */
+export function distinctTroubles(p) {
+  const named = (code) => p.troubles.filter((one) => one.code === code && one.about?.table).length;
+  const isCovered = (one) => {
+    const n = one.code?.startsWith("tables_") ? named(one.code.replace("tables_", "table_")) : 0;
+    return n > 0 && n < NAMED;
+  };
+  // What concerns the whole pipeline comes before single tables, and their sum after them.
+  const rank = (one) => 10 * SEVERITIES.indexOf(one.level) + (one.about?.table ? 1 : one.code?.startsWith("tables_") ? 2 : 0);
+  return p.troubles.filter((one) => !isCovered(one)).sort((a, b) => rank(a) - rank(b));
+}
+
+const isSame = (trouble, event) => event.level === "failed" && (trouble.about?.table ? event.table === trouble.about.table : trouble.level === "failed" && trouble.about?.view === "stream" && !event.table);
+
+/** Actions on the whole pipeline that stand beside a trouble, and need not stand anywhere else. */
+export const actsOfTroubles = (p) => new Set(distinctTroubles(p).filter((one) => !one.about?.table && (one.about?.group ?? null) === null).flatMap((one) => one.acts ?? []));
+
+/** All that is wrong with a pipeline, the worst first, or nothing. */
+export function troublePanel(p) {
+  const all = p.events?.newest ?? [], more = (p.events?.attention ?? 0) - all.length;
+  if (!p.troubles.length && !all.length) return null;
+  // An event that began a trouble which still lasts is acknowledged there.
+  const troubles = distinctTroubles(p);
+  const beside = new Map(troubles.map((one) => [one, all.find((event) => isSame(one, event))]));
+  const events = all.filter((event) => ![...beside.values()].includes(event));
+  const shown = [...troubles.map((one) => troubleView(p, one, beside.get(one))), ...events.map((one) => attentionView(p, one))];
+  return h("section", { class: "troubles", "aria-label": "What is wrong", "data-key": "troubles" },
+    h("ul", null, shown.slice(0, SHOWN)),
+    shown.length > SHOWN && h("details", { "data-key": "more" }, h("summary", null, many(shown.length - SHOWN, "more problem")), h("ul", null, shown.slice(SHOWN))),
+    p.troubles_more > 0 && h("p", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}/tables` }, `${many(p.troubles_more, "more problem")}`)),
+    more > 0 && h("p", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}/timeline` }, `${many(more, "more event")} not acknowledged`)));
+}
+
+/** Text of the server that begins in lower case, as a sentence begins. Names of tables stay as they are. */
+export const sentence = (text) => (/^[a-z]+ /.test(text) && !text.includes(".") ? text[0].toUpperCase() + text.slice(1) : text);
