@@ -72,18 +72,18 @@ def test_nothing_is_cut_off(site: Site, browser: Browser) -> None:
 def test_nothing_is_cut_off_inside_airflow(site: Site, browser: Browser) -> None:
     """In the tab of a DAG, the split view leaves about half of the window; on a phone there is a way out of it."""
     with opened(site, browser) as (page, wrong):
-        for width in (1440, 1024, 768):
+        frame = page.frame_locator("iframe")
+        way_out = frame.get_by_role("link", name="Open the full page")
+        inside: dict[int, int] = {}
+        for width in (1440, 1024, 768, 390):
             page.set_viewport_size({"width": width, "height": 900})
             page.goto(f"{site.airflow.url}/dags/shop/plugin/cdc_dag")
-            frame = page.frame_locator("iframe")
-            expect(frame.get_by_role("heading", name="shop", exact=True)).to_be_visible()
-            expect(frame.get_by_role("table", name="Chunk groups")).to_be_visible()
-            assert cut_off(frame) == [], width
-        page.set_viewport_size({"width": 390, "height": 800})
-        page.goto(f"{site.airflow.url}/dags/shop/plugin/cdc_dag")
-        way_out = frame.get_by_role("link", name="Open the full page")
-        expect(way_out).to_be_visible()
-        assert cut_off(frame) == []
+            expect(frame.locator("h1")).to_have_text("shop")
+            expect(frame.get_by_role("table", name="Chunk groups")).to_be_attached()
+            inside[width] = frame.locator("body").evaluate("() => innerWidth")
+            assert cut_off(frame) == [], inside
+            # On a phone, Airflow makes the frame wider than the window.
+            expect(way_out).to_have_count(int(min(width, inside[width]) < 500))
         way_out.click()
         page.wait_for_url(f"{site.url}/**")
         expect(page.get_by_role("heading", name="shop", exact=True)).to_be_visible()

@@ -108,9 +108,19 @@ function route() {
   show(view);
 }
 
+/** Width of the part of the frame that is inside the window. On a phone, Airflow makes the frame wider than that. */
+function seenWidth() {
+  try {
+    const box = window.frameElement.getBoundingClientRect();
+    return Math.min(innerWidth, Math.min(box.right, window.parent.innerWidth) - Math.max(box.left, 0));
+  } catch { // a frame of another host
+    return innerWidth;
+  }
+}
+
 /** Airflow's split view leaves little room on a phone: the page is also there without Airflow around it. */
 function offerFullPage() {
-  const narrow = isFramed() && innerWidth < NARROW;
+  const narrow = isFramed() && seenWidth() < NARROW;
   fill(frame, narrow ? outside(`./${location.search}${location.hash}`, "Open the full page") : null);
 }
 

@@ -1,0 +1,115 @@
+"""What is wrong with a pipeline, from its bookkeeping: the level of each trouble, and when it becomes worse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from airflow_provider_cdc.model.errors import REQUESTED
+from airflow_provider_cdc.state import TableStatus, utc_now
+from airflow_provider_cdc.state.models import EpochRow
+from airflow_provider_cdc.state.reader import StateDatabaseReader
+from airflow_provider_cdc.ui.spark_address import reachable_address
+from airflow_provider_cdc.ui.troubles import Trouble, find_troubles, pipeline_level, pipeline_phase
+from tests.ui import books
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[StateDatabaseReader]:
+    with closing(StateDatabaseReader.open(f"sqlite:///{tmp_path}/b.db", migrate=True)) as opened:
+        groups = books.plan(opened, "p", tables={"t": 2}, per_group=2)
+        for group in range(groups):
+            books.read(opened, "p", group)
+        opened.finish_snapshot("p", 1)
+        yield opened
+
+
+def judged(reader: StateDatabaseReader, now: datetime, *, alive: bool | None = True) -> tuple[str, str, list[Trouble]]:
+    """Phase, level and troubles."""
+    [overview] = reader.read_overview()
+    phase = pipeline_phase(overview, alive)
+    troubles = find_troubles(overview, phase, 0, now)
+    return phase, pipeline_level(phase, troubles), troubles
+
+
+def test_a_stream_that_does_not_run(reader: StateDatabaseReader) -> None:
+    """It is no trouble for a while if a user wants it so, then a warning; one that was lost is always one."""
+    now, later = utc_now(), utc_now() + timedelta(minutes=16)
+    epoch = books.stream(reader, "p", batches=2)
+    assert judged(reader, now)[:2] == ("streaming", "working")
+    assert judged(reader, now, alive=False)[:2] == ("lost", "failed")
+
+    assert reader.pause_stream("p", "ann")
+    assert judged(reader, now)[:2] == ("paused", "idle")
+    phase, level, [trouble] = judged(reader, later)
+    assert (phase, level, trouble.code, trouble.by) == ("paused", "warning", "stream_paused", "ann")
+    assert trouble.since is not None and now - timedelta(seconds=60) < trouble.since < later
+    assert reader.resume_stream("p", "ann")
+
+    assert reader.stop_stream("p", "bob")
+    assert judged(reader, now)[:2] == ("stopping", "working")
+    reader.end_epoch("p", epoch, "stopped")
+    assert judged(reader, now)[:2] == ("stopped", "idle")
+    phase, level, [trouble] = judged(reader, later)
+    assert (phase, level, trouble.code, trouble.by) == ("stopped", "warning", "stream_stopped", "bob")
+    with reader._write_session() as session:
+        session.execute(update(EpochRow).values(mode="catch_up"))
+    assert judged(reader, later)[:2] == ("stopped", "idle")  # the next catch-up comes when it is due
+
+    epoch = books.stream(reader, "p", batches=1)
+    reader.end_epoch("p", epoch, "failed", "broken")
+    phase, level, [trouble] = judged(reader, now)
+    assert (phase, level, trouble.error) == ("failed", "failed", "broken")
+
+
+def test_the_source_keeps_its_binlogs_for_a_while(reader: StateDatabaseReader) -> None:
+    """The time that is left goes by although nobody measures it again."""
+    epoch, now = books.stream(reader, "p", batches=1), utc_now()
+    reader.record_sample("p", epoch, lag_seconds=0.0, lag_bytes=0, purge_hours=20.0)
+    reader.end_epoch("p", epoch, "stopped")
+    levels = []
+    for hours in (0, 9, 21):
+        _, _, troubles = judged(reader, now + timedelta(hours=hours))
+        levels.append([(one.code, one.level) for one in troubles if one.code.startswith("purge")])
+    assert levels == [[], [("purge_due", "warning")], [("purge_past", "failed")]]
+
+
+def test_tables(reader: StateDatabaseReader) -> None:
+    """A table that a user has suspended, and one that the stream reads again, are no failures."""
+    books.stream(reader, "p", batches=1)
+    states = [TableStatus("shop", name, "streaming") for name in "abcd"]
+    states[0] = states[0]._replace(state="suspended", kind=REQUESTED)
+    states[1] = states[1]._replace(state="rereading", kind="NotFollowedError")
+    reader.write_table_states("p", states)
+    phase, level, troubles = judged(reader, utc_now())
+    assert (phase, level) == ("streaming", "working")
+    assert [(one.code, one.level) for one in troubles] == [("tables_suspended_on_request", "info")]
+    states[2] = states[2]._replace(state="suspended", kind="SchemaError")
+    reader.write_table_states("p", states)
+    reader.record_verification("p", {("shop", "d"): {"equal": False}})
+    _, level, troubles = judged(reader, utc_now())
+    assert level == "failed"
+    assert [one.code for one in troubles if one.level == "failed"] == ["tables_suspended", "tables_unequal"]
+
+
+@pytest.mark.parametrize(
+    ("address", "is_shown"),
+    [
+        ("http://spark.example.com:4040", True),
+        ("http://10.0.0.7:4040", True),
+        ("http://localhost:4040", False),
+        ("http://127.0.0.1:4040", False),
+        ("http://0.0.0.0:4040", False),
+        ("http://3f2a9c1b7d5e:4040", False),
+        ("http://worker.localdomain:4040", False),
+        ("javascript:alert(1)", False),
+        (None, False),
+    ],
+)
+def test_addresses_that_another_machine_may_reach(address: str | None, is_shown: bool) -> None:
+    assert reachable_address(address) == (address if is_shown else None)
