@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -42,7 +43,10 @@ class Heard(SilentReporter):
     """Reporter that keeps what it is told."""
 
     def __init__(self, lines: list[str]) -> None:
-        self.line = lines.append  # type: ignore[method-assign,assignment]
+        self._lines = lines
+
+    def line(self, text: str, level: int = logging.INFO) -> None:
+        self._lines.append(text)
 
 
 def damage(cli: Cli, name: str) -> None:
