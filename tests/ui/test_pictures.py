@@ -54,7 +54,7 @@ def write_stream(store: StateDatabase, name: str, *, suspended: bool) -> None:
     epoch = books.stream(store, name, batches=batches)
     with store._write_session() as session:
         for number in range(batches):
-            lag = 320 + 90 * ((number * 37) % 11) + (number % 60) * 4
+            lag = 180 + 30 * ((number * 37) % 11) + number % 60
             at = utc_now() - timedelta(seconds=15 * (batches - 1 - number))
             values: dict[str, Any] = {"lag_p50_ms": lag / 2, "lag_p95_ms": lag, "committed_at": at, "changes": 4000}
             mine = BatchRow.pipeline == name, BatchRow.epoch == epoch, BatchRow.batch_id == number
@@ -92,9 +92,12 @@ def take_picture(page: Page, name: str) -> None:
 
 def test_pictures(site: Site, browser: Browser) -> None:
     """A snapshot, a stream and a problem, light and dark."""
+    source = {"conn_id": "cdc_source", "host": "db.example", "port": 3306, "version": "MySQL 8.4.3"}
     write_snapshot(site.store, "crm")
     write_stream(site.store, "billing", suspended=False)
     write_stream(site.store, "warehouse", suspended=True)
+    for _, pipeline, _ in SCENES:
+        site.store.record_source(pipeline, source)
     for scheme in ("light", "dark"):
         viewport = {"width": WIDE, "height": HIGH}
         with opened(site, browser, viewport=viewport, color_scheme=scheme, device_scale_factor=1) as (page, _):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -374,3 +375,16 @@ def test_json(storage: Storage) -> None:
         with pytest.raises(ValueError):
             read_json(storage, "f")
         assert read_json_if_intact(storage, "f") is None
+
+
+def test_others_cannot_read_what_holds_keys(tmp_path: Path) -> None:
+    """The plan has the bounds of chunks, which are values of rows. Data files get the permissions of the umask."""
+    storage, before = LocalStorage(tmp_path), os.umask(0o022)
+    try:
+        write_json_once(storage, "_cdc/shop/plan.json", {})
+        write_json(storage, "_cdc/shop/batch.json", {})
+        write_json(storage, "shop/orders/_delta_log/00000000000000000000.json", {})
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.json")}
+    assert modes == {"plan.json": 0o640, "batch.json": 0o640, "00000000000000000000.json": 0o644}
