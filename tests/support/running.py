@@ -49,9 +49,15 @@ TOGETHER = {
     "tests/in_airflow/test_windows.py": "disturbed",
     "tests/ui/test_action_rules.py": "page",
     "tests/ui/test_browser.py": "page",
+    "tests/ui/test_browser_large.py": "page",
+    "tests/ui/test_browser_layout.py": "page",
+    "tests/ui/test_browser_parts.py": "page",
     "tests/ui/test_declared_tasks.py": "page",
     "tests/ui/test_change_rates.py": "page",
+    "tests/ui/test_large_pipeline.py": "page",
+    "tests/ui/test_pictures.py": "page",
     "tests/ui/test_rights.py": "page",
+    "tests/ui/test_troubles.py": "page",
 }
 #: Turns of the two groups that start an Airflow each: one of each kind in every run.
 AIRFLOW_TURNS = {"calm": 1, "disturbed": 2}

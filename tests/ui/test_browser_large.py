@@ -20,13 +20,13 @@ NODES, HEAP, POLL = 5_000, 150_000_000, 20_000
 
 @pytest.fixture(scope="module")
 def large(site: Site) -> str:
-    books.large(site.store, "large", tables=TABLES, chunks=CHUNKS)
-    return address_of(site, "large")
+    books.large(site.store, "immense", tables=TABLES, chunks=CHUNKS)
+    return address_of(site, "immense")
 
 
 def test_limits(site: Site, browser: Browser, large: str) -> None:
     with opened(site, browser, "#/") as (page, _):
-        expect(page.get_by_role("link", name="large", exact=True)).to_be_visible()
+        expect(page.get_by_role("link", name="immense", exact=True)).to_be_visible()
         sizes: dict[str, int] = {}
         page.on(
             "response",
@@ -89,10 +89,10 @@ def test_the_map_follows_the_snapshot(site: Site, browser: Browser, large: str) 
     with opened(site, browser, large) as (page, _):
         reading, published = page.locator("[data-state=reading] .num"), page.locator("[data-state=published] .num")
         expect(published).to_have_text("49,484")
-        attempt = site.store.claim_group("large", 1, 204, holder="h", readers=2)
+        attempt = site.store.claim_group("immense", 1, 204, holder="h", readers=2)
         results = [(204 * 250, attempt, None, None, 1, 1, 0, 0.1)]
-        site.store.record_read_chunks("large", 1, results)
-        site.store.record_published_chunks("large", 1, results)
+        site.store.record_read_chunks("immense", 1, results)
+        site.store.record_published_chunks("immense", 1, results)
         expect(published).to_have_text("49,485")
         assert int(reading.text_content() or "0") <= 10, "chunks that nobody reads yet are counted"
         page.get_by_role("slider", name="Chunk", exact=True).focus()
@@ -106,8 +106,8 @@ def test_a_slow_server_is_asked_less_often_and_a_hidden_tab_asks_nothing(
     with opened(site, browser, f"{large}/tables") as (page, _):
         expect(page.get_by_role("table", name="Tables")).to_be_visible()
         asked: list[float] = []
-        address = f"**/api/pipelines/{site.book}/large"
-        page.on("request", lambda request: asked.append(time.monotonic()) if request.url.endswith("/large") else None)
+        address = f"**/api/pipelines/{site.book}/immense"
+        page.on("request", lambda request: asked.append(time.monotonic()) if request.url.endswith("/immense") else None)
         until = time.monotonic() + 60
         while len(asked) < 3 and time.monotonic() < until:
             page.wait_for_timeout(500)
