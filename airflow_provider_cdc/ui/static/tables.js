@@ -2,7 +2,7 @@
 
 import { h, table } from "./dom.js";
 import { ago, bytes, many, number, rate } from "./format.js";
-import { tableAddress } from "./links.js";
+import { dagLink, tableAddress } from "./links.js";
 import { ask } from "./server.js";
 
 const PAGE = 30;
@@ -34,19 +34,14 @@ const nameOf = (t) => `${t.database}.${t.table}`;
 export const rowsOf = (t) => (t.rows ?? null) !== null ? number(t.rows) : t.rows_read ? number(t.rows_read) : t.rows_estimate !== null && t.rows_estimate !== undefined ? `about ${number(t.rows_estimate)}` : "–";
 
 /** How the list of tables comes about, and what to change to add or remove one. */
-function patternsView(p, tried) {
-  const { tables, exclude, file, dag } = p.patterns ?? {};
-  const where = file ? [h("code", null, file)] : dag ? `the pipeline of DAG ${dag}` : "the file of the pipeline";
-  return h("details", { class: "card", "data-key": "patterns" }, h("summary", null, "Add or remove tables"),
-    h("p", null, "The pipeline's patterns decide which tables are copied. Change them in ", where, ". The stream follows the next time that it starts: it adds each table that now matches, and removes each one that no longer does. To stop copying a table at once, suspend it."),
-    tables && h("p", null, h("b", null, "source.tables "), tables.map((one) => [h("code", null, one), " "])),
-    tables && h("p", null, h("b", null, "source.exclude "), exclude?.length ? exclude.map((one) => [h("code", null, one), " "]) : "nothing"),
-    tables && h("p", null, h("label", null, "Is a table copied? ", h("input", { id: "match", type: "search", placeholder: "database.table" })), " ", h("span", { id: "match-result", role: "status" }, tried)));
-}
+const patternsView = (p) => h("details", { class: "card", "data-key": "patterns" }, h("summary", null, "Add or remove tables"),
+  h("p", null, "The pipeline's patterns decide which tables are copied: ", h("code", null, "source.tables"), " and ", h("code", null, "source.exclude"), ", in ",
+    p.dags.length ? p.dags.map((dag, n) => [n > 0 && " or ", dagLink(dag)]) : "the file of the pipeline", ". The next run of the stream adds each table that now matches, and removes each one that no longer does; ", h("code", null, "airflow-cdc reload"), " lets a running stream do so now."),
+  h("p", null, "To stop copying a table at once, suspend it on its own page."));
 
 export class Tables {
   constructor(context) {
-    Object.assign(this, { context, q: "", state: "", trouble: false, sort: "trouble", desc: false, offset: 0, page: null, tried: "" });
+    Object.assign(this, { context, q: "", state: "", trouble: false, sort: "trouble", desc: false, offset: 0, page: null });
   }
 
   /** rest: what stands behind the part in the address: a state, or `problems`. */
@@ -89,23 +84,16 @@ export class Tables {
         page.matching > PAGE && h("span", { class: "row" },
           h("button", { type: "button", "data-page": -1, disabled: this.offset === 0 }, "Previous"), h("button", { type: "button", "data-page": 1, disabled: last >= page.matching }, "Next"))),
       table("Tables", this.columns, page.rows, nameOf, { key: this.sort, desc: this.desc })),
-    patternsView(p, this.tried)];
+    patternsView(p)];
   }
 
   change(target) {
-    if (target.id === "match") return this.tryName(target.value.trim());
     if (target.id === "q") this.q = target.value.trim();
     if (target.id === "state") this.state = target.value;
     if (target.id === "sort") Object.assign(this, { sort: target.value, desc: !isRising(target.value) });
     this.offset = 0;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.context.wake(), 200);
-  }
-
-  async tryName(name) {
-    const found = name ? await ask(`${this.context.base}/match?${new URLSearchParams({ table: name })}`).catch((error) => ({ error: error.message })) : null;
-    this.tried = !found ? "" : found.error ? `${found.error}.` : found.matches ? `yes, by ${found.by}` : found.excluded_by ? `no, ${found.excluded_by} excludes it` : "no, no pattern matches it";
-    this.context.redraw();
   }
 
   click(target) {
