@@ -85,7 +85,7 @@ def test_what_fails_again_and_again_is_left_to_people(
     lines: list[str] = []
     with cli.opened() as (context, store):
         context.reporter = SilentReporter()
-        context.reporter.line = lambda text, level=0: lines.append(text)  # type: ignore[assignment,method-assign]
+        context.reporter.line = lambda text, level=0: lines.append(text)  # type: ignore[method-assign]
         with pytest.raises(TableSuspendedError, match=r"without table d\.keyed"):
             run_epoch_in_process(begin_epoch(context, store, catch_up=True))
     assert len(tried) == 3
