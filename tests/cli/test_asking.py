@@ -66,7 +66,7 @@ def test_where_one_runs(shared: Cli) -> None:
         assert done(shared, "stop", "--by", "bob") == f"epoch {epoch.number} was asked to stop"
         wait_for("its end", epoch.stop.is_set)
     with shared.opened() as (_, store):
-        others = ("request_withdrawn", "stream_stopped")
+        others = ("group_published", "request_withdrawn", "stream_stopped")
         events = [one for one in reversed(store.last_events("p", 20)) if one.by and one.kind not in others]
     found = [(event.kind, event.by) for event in events]
     named = ("table_suspended", user), ("stream_paused", "ann"), ("stream_resumed", user), ("table_rejoined", user)
