@@ -61,7 +61,7 @@ def epoch(site: Site) -> int:
     """A stream that runs, whose pipeline has a table with a key."""
     store = site.store
     for group in range(3):
-        books.read(store, NAME, group)
+        books.read(store, NAME, group, holder=f"acted.acted.snapshot[{group}], run manual__1, try 1")
     store.finish_snapshot(NAME, 1)
     epoch = books.stream(store, NAME)
     places = [{"since": None, "columns": {"id": "bigint"}, "key": ["id"], "changed": None}]
