@@ -228,3 +228,8 @@ def test_what_has_not_run_yet_is_in_the_list(site: Site, browser: Browser) -> No
         expect(unreadable).not_to_contain_text("beside")
         unknown = page.get_by_role("region", name="DAGs whose pipeline is not known yet")
         expect(unknown.get_by_role("listitem")).to_have_count(1)
+        page.goto(f"{site.url}/?dag_id=beside_the_sink")
+        expect(page.get_by_role("listitem").filter(has_text="beside")).to_contain_text("not run yet")
+        page.goto(f"{site.url}/?dag_id=shop")
+        expect(page.get_by_role("heading", name="shop", exact=True)).to_be_visible()
+        assert "#/p/null" not in page.url

@@ -2,9 +2,11 @@
 
 import { fill, h, isFramed, outside } from "./dom.js";
 import { followClock } from "./format.js";
+import { pipelineAddress } from "./links.js";
 import { overview } from "./overview.js";
 import { pipeline } from "./pipeline.js";
 import { ask } from "./server.js";
+import { PHASES } from "./troubles.js";
 
 //: A frame that is narrower offers the page without Airflow around it.
 const NARROW = 500;
@@ -81,14 +83,14 @@ function tab(query) {
     title: query.get("dag_id"),
     async update(node, signal) {
       const found = await ask(`api/where?${query}`, signal);
-      if (found.pipelines.length === 1) {
-        const only = found.pipelines[0];
-        location.replace(`#/p/${only.book}/${encodeURIComponent(only.name)}`);
+      const [only] = found.pipelines;
+      if (found.pipelines.length === 1 && only.book) {
+        location.replace(pipelineAddress(only));
         return;
       }
       fill(node, h("h1", null, "CDC pipelines of this DAG"),
-        found.pipelines.length > 0 && h("ul", null, found.pipelines.map((p) => h("li", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}` }, p.name), ` ${p.says || p.phase}`))),
-        found.pipelines.length === 0 && h("p", { class: "empty" }, found.tasks ? "Its pipeline has not run yet. It appears here as soon as its snapshot is planned." : "This does not belong to a CDC pipeline."),
+        found.pipelines.length > 0 && h("ul", null, found.pipelines.map((p) => h("li", null, p.book ? h("a", { href: pipelineAddress(p) }, p.name) : h("b", null, p.name), `: ${PHASES[p.phase] ?? p.phase}. `, !p.book && "It appears here as soon as its snapshot is planned. ", p.hint && `${p.hint}.`))),
+        found.pipelines.length === 0 && h("p", { class: "empty" }, found.tasks ? "Its pipeline is not known before it has run." : "This does not belong to a CDC pipeline."),
         h("p", null, h("a", { href: "#/" }, "All pipelines")));
     },
   };
