@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import reprlib
 from collections.abc import Mapping
@@ -57,13 +58,20 @@ def is_loopback_master(master: str) -> bool:
     return match is not None and all(_LOOPBACK.fullmatch(a.rpartition(":")[0]) for a in match[1].split(","))
 
 
-def is_loopback_url(url: str) -> bool:
-    """Return whether only browsers on the same host can open an address.
+def reachable_url(url: str | None) -> str | None:
+    """Return the address of a Spark UI if a browser on another host may reach it, otherwise ``None``.
 
-    :param url: the address of a Spark UI.
+    The name of the local host, a loopback address, and a name without a dot, such as the id of a container, mean
+    nothing elsewhere.
     """
-    host = urlsplit(url).hostname or ""
-    return _LOOPBACK.fullmatch(f"[{host}]" if ":" in host else host) is not None
+    if url is None or not url.startswith(("http://", "https://")):
+        return None
+    try:
+        host = urlsplit(url).hostname or ""
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return url if "." in host.strip(".") and not host.endswith((".localhost", ".localdomain")) else None
+    return None if address.is_loopback or address.is_unspecified or address.is_link_local else url
 
 
 def check_master(what: str, master: object) -> str:

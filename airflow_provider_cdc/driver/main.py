@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, remove_airflow_variables, scrub_secrets
 from airflow_provider_cdc.config.selection import TableSelection
-from airflow_provider_cdc.config.spark_conf import is_local_master, is_loopback_url
+from airflow_provider_cdc.config.spark_conf import is_local_master, reachable_url
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError
 from airflow_provider_cdc.observe.log_lines import FINAL_ERROR_PREFIX, LOGGER_NAME, log_to_standard_error
 from airflow_provider_cdc.observe.reporters import LogReporter
@@ -338,10 +338,16 @@ def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     with closing(context.open_state_database()) as store:
         context.liveness.refuse_if_running(store, context.pipeline.name)
         spark, address = _start_spark(context)
-        ui = None if address is None or is_loopback_url(address) else address
+        ui = reachable_url(address)
         try:
             run_stream_epoch(
-                context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui, lease=request.lease
+                context,
+                store,
+                spark,
+                catch_up=request.catch_up,
+                log=request.log,
+                ui=reachable_url(address),
+                lease=request.lease,
             )
         finally:
             spark.stop()

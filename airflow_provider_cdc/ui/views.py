@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from airflow_provider_cdc.config.spark_conf import reachable_url
 from airflow_provider_cdc.state.chunk_reader import CHUNK_STATES
 from airflow_provider_cdc.state.events import EventFilter
 from airflow_provider_cdc.state.models import ChunkGroupRow, ChunkRow, EpochRow
@@ -23,7 +24,6 @@ from airflow_provider_cdc.ui.batch_views import offset_view
 from airflow_provider_cdc.ui.event_views import event_view
 from airflow_provider_cdc.ui.json_values import cut_text, iso_time, row_values
 from airflow_provider_cdc.ui.snapshot_progress import ChunkRange, SnapshotProgress
-from airflow_provider_cdc.ui.spark_address import reachable_address
 from airflow_provider_cdc.ui.state_databases import NotRunPipeline, ShownPipeline
 from airflow_provider_cdc.ui.task_names import TaskNames
 from airflow_provider_cdc.ui.troubles import (
@@ -261,7 +261,7 @@ class PipelineViews:
         return {
             **view,
             "supervisor": self.names.describe_task(run.supervisor),
-            "ui": reachable_address(run.ui),
+            "ui": reachable_url(run.ui),
             "at": offset_view(run.end_offset),
             "merge_seconds": round(median(merges), 4) if merges else None,
         }

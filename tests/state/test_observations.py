@@ -116,7 +116,7 @@ def test_names_of_pipelines(store: StateDatabase) -> None:
 
 
 def test_who_has_to_look(store: StateDatabase) -> None:
-    """What needs somebody stays so until it is acknowledged, or over."""
+    """An event needs attention until it is acknowledged, or its problem is over."""
 
     def needed() -> list[str]:
         return [one.detail for one in store.filter_events(P, EventFilter(needs_attention=True), 10)]

@@ -111,7 +111,7 @@ def test_the_trouble_is_above_all_with_its_remedy_and_its_action(site: Site, bro
 
 
 def test_timeline(site: Site, browser: Browser) -> None:
-    """Events by kind, severity and table; only what needs somebody can be acknowledged."""
+    """Events by kind, severity and table; only what needs attention can be acknowledged."""
     name = "told"
     streaming(site, name)
     store = site.store

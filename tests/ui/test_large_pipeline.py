@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 NAME = "large"
 #: The limits of a poll: bytes, and seconds in which the server answers.
 MAX_BYTES, MAX_SECONDS = 20_000, 0.05
-#: How much longer an answer may take here, since other processes share the machine, and each request logs in anew.
+#: How much longer an answer may take here, since other processes share the machine, and each request logs in again.
 MARGIN = 4.0
 
 

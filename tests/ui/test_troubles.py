@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
+from airflow_provider_cdc.config.spark_conf import reachable_url
 from airflow_provider_cdc.model.errors import REQUESTED
 from airflow_provider_cdc.state import TableStatus, utc_now
 from airflow_provider_cdc.state.models import EpochRow
 from airflow_provider_cdc.state.reader import StateDatabaseReader
-from airflow_provider_cdc.ui.spark_address import reachable_address
 from airflow_provider_cdc.ui.troubles import Trouble, find_troubles, pipeline_level, pipeline_phase
 from tests.ui import books
 
@@ -112,4 +112,4 @@ def test_tables(reader: StateDatabaseReader) -> None:
     ],
 )
 def test_addresses_that_another_machine_may_reach(address: str | None, is_shown: bool) -> None:
-    assert reachable_address(address) == (address if is_shown else None)
+    assert reachable_url(address) == (address if is_shown else None)

@@ -10,7 +10,7 @@ from airflow.configuration import conf
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.execution_time.xcom import XCom
 
-from airflow_provider_cdc.config.spark_conf import is_loopback_url
+from airflow_provider_cdc.config.spark_conf import reachable_url
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
@@ -25,9 +25,9 @@ _CLASS_PREFIX = "Cdc"
 def push_spark_ui_link(context: Context, address: str, log: Any) -> None:
     """Set the address of the link. If that fails there is no link, and the task continues.
 
-    There is no link to a loopback address either: a browser on another host could not open it.
+    There is no link to an address that a browser on another host cannot open either.
     """
-    if is_loopback_url(address):
+    if reachable_url(address) is None:
         return
     try:
         context["ti"].xcom_push(SparkUiLink().xcom_key, address)

@@ -33,7 +33,7 @@ export class Timeline {
     return h("section", { class: "card", "aria-label": "Timeline" },
       h("div", { class: "row filters" },
         h("label", null, "Kind ", h("select", { id: "kind", "data-filter": "kind" }, h("option", { value: "" }, "all"), this.first.kinds.map((one) => h("option", { value: one.kind }, one.label)))),
-        h("label", null, "Severity ", h("select", { id: "level", "data-filter": "level" }, [["", "all"], ["attention", "needs somebody"], ["failed", "failures"], ["failed,warning", "failures and warnings"]].map(([value, words]) => h("option", { value }, words)))),
+        h("label", null, "Severity ", h("select", { id: "level", "data-filter": "level" }, [["", "all"], ["attention", "needs attention"], ["failed", "failures"], ["failed,warning", "failures and warnings"]].map(([value, words]) => h("option", { value }, words)))),
         h("label", null, "Table ", h("input", { id: "event-table", "data-filter": "table", type: "search", placeholder: "database.table" }))),
       eventList(p, this.events),
       this.more && h("button", { type: "button", "data-older": true }, "Older events"));

@@ -57,7 +57,7 @@ export function troubleView(p, trouble, event) {
     trouble.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), trouble.remedy));
 }
 
-/** Events that need somebody and are not acknowledged. */
+/** Events that need attention and are not acknowledged. */
 function attentionView(p, event) {
   return h("li", { class: `trouble ${event.level}`, "data-key": `event ${event.id}` },
     h("div", { class: "row" },
