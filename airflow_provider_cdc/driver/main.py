@@ -346,7 +346,7 @@ def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
                 spark,
                 catch_up=request.catch_up,
                 log=request.log,
-                ui=reachable_url(address),
+                ui=ui,
                 lease=request.lease,
             )
         finally:

@@ -311,7 +311,7 @@ shown = DagSerialization.to_dict(dag)
 context = {"params": {"word": "orders"}}
 found = {}
 for task in dag.tasks:
-    whole = task.unmap({"group": {"group": 0, "label": "0: shop.x.yaml"}}) if task.is_mapped else task
+    whole = task.unmap({"groups": {"groups": [0], "label": "0: shop.x.yaml"}}) if task.is_mapped else task
     try:
         whole.render_template_fields(context)
         found[task.task_id] = whole.pipeline

@@ -137,7 +137,7 @@ def test_comparisons(site: Site, browser: Browser, epoch: int) -> None:
     assert site.act(NAME, "verify", table="shop.orders").json() == {"done": True}
     request = site.store.last_requests(NAME)[0]
     assert (request.kind, request.table, request.by) == ("verify", "shop.orders", "root")
-    with opened(site, browser, address_of(site, NAME)) as (page, _):
+    with opened(site, browser, address_of(site, NAME, "/table/shop.orders")) as (page, _):
         press(
             page,
             "Withdraw",

@@ -94,7 +94,7 @@ def test_the_trouble_is_above_all_with_its_remedy_and_its_action(site: Site, bro
         page.get_by_label("Filter").fill(name)
         page.get_by_role("row").filter(has_text=name).get_by_role("link", name="suspended").click()
         page.get_by_role("table", name="Tables").get_by_role("link", name="shop.orders").click()
-        expect(page.get_by_role("heading", name="shop.orders")).to_be_visible()
+        expect(page.get_by_role("heading", name="shop.orders", exact=True)).to_be_visible()
         expect(page.locator(".card").first).to_contain_text(why["remedy"])
         page.get_by_role("link", name=name, exact=True).click()
         trouble = page.locator(".trouble")
