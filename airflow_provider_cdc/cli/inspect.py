@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @file_option
 @JSON_OPTION
 def check(path: str, as_json: bool) -> None:
-    """Check the server, grants, tables, sink and runtime. Writes nothing."""
+    """Check the server, grants, tables, sink and runtime. Leaves nothing behind."""
     from airflow_provider_cdc.preflight.run import run_preflight
 
     with open_context(path) as context:
