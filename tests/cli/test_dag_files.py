@@ -81,7 +81,7 @@ def test_which_one(tmp_path: Path) -> None:
         "    CdcPreflightOperator(task_id='p')\n"
         "    CdcSnapshotSensor(task_id='s', pipeline='filed.yaml')\n"
         "    CdcVerifyOperator.partial(task_id='v').expand(pipeline=[make('one'), make('two')])\n"
-        "    CdcSnapshotOperator.partial(task_id='r', pipeline=make('parted')).expand(group=[1, 2])\n",
+        "    CdcSnapshotOperator.partial(task_id='r', pipeline=make('parted')).expand(groups=[[0], [1]])\n",
     )
     names = ["filed", "given", "one", "parted", "two"]
     assert [load_dag_file(file, name).name for name in names] == names

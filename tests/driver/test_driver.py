@@ -218,5 +218,7 @@ def test_a_link_that_airflow_does_not_take_ends_nothing() -> None:
     context: Any = {"ti": Ti()}
     for address in ("http://127.0.0.1:4040", "http://localhost:4041", "http://[::1]:4042"):
         push_spark_ui_link(context, address, Log())  # a browser on another host could not open it
-    push_spark_ui_link(context, "http://h:1", Log())
-    assert told == ["there is no link to the Spark UI, http://h:1, because Airflow rejected it: spark_ui was not taken"]
+    push_spark_ui_link(context, "http://h.example:1", Log())
+    assert told == [
+        "there is no link to the Spark UI, http://h.example:1, because Airflow rejected it: spark_ui was not taken"
+    ]

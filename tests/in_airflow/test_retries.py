@@ -62,7 +62,8 @@ def kill_when_published(site: Site, name: str, group: int) -> None:
 
 
 def first_error(log: str) -> str:
-    return next(line for line in log.splitlines() if " ERROR " in line)
+    """The first line of level ERROR, with the lines of its exception, which are indented."""
+    return re.search(r"^.* ERROR .*(?:\n  .*)*", log, re.MULTILINE)[0]  # type: ignore[index]
 
 
 def test_groups(site: Site) -> None:

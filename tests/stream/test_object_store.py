@@ -169,7 +169,7 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
     )  # looks for groups that were read again are not counted
     monkeypatch.setattr(compaction, "FANOUT", 3)
     lines: list[str] = []
-    monkeypatch.setattr(world.context.reporter, "line", lines.append)
+    monkeypatch.setattr(world.context.reporter, "line", lambda text, *_: lines.append(text))
     last: dict[str, int] = {}
 
     def run() -> None:
