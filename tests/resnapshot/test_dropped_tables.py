@@ -87,6 +87,21 @@ def test_dropped(server: MySQLServer, database: str, tmp_path: Path) -> None:
     equal(server, cli, "plain", "quiet")
 
 
+def test_a_drop_that_leaves_the_copy_is_an_event_without_a_remedy(
+    server: MySQLServer, database: str, tmp_path: Path
+) -> None:
+    """Nobody can do anything about it, so it asks for no attention."""
+    cli = copied(server, tmp_path, "keep")
+    run(server, "DROP TABLE keyed")
+    change(server, ("quiet",))
+    cli.catch_up()
+    assert held(cli, "keyed") == 30
+    with cli.opened() as (_, store):
+        event = next(event for event in store.last_events("p", 100) if event.table == "d.keyed")
+    assert (event.kind, event.level, event.needs_attention, event.remedy) == ("table_dropped", "warning", False, None)
+    assert event.detail.startswith("table d.keyed was dropped in the source: its copy stays as it was at ")
+
+
 def test_with_its_database(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """All tables of the pipeline are gone, and it says so; made again, they are copied."""
     cli = copied(server, tmp_path)

@@ -23,7 +23,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from tests import ROOT
-from tests.support.airflow_client import Client
+from tests.support.airflow_client import PATIENCE, Client
 from tests.support.packages import cache_folder
 from tests.support.processes import Session, StartedProcesses, free_port, remove_folder, tail, temporary_folder
 
@@ -232,7 +232,7 @@ class Airflow(StartedProcesses):
         taken = [name for name in self._components if name.startswith("triggerer")]
         return self._start(f"triggerer-{len(taken) + 1}", env)
 
-    def wait_ready(self, seconds: float = 120) -> None:
+    def wait_ready(self, seconds: float = PATIENCE) -> None:
         """Wait until the api-server answers and every running process has signed in after it was last started.
 
         A process that was killed on purpose, and not restarted, is not waited for.

@@ -219,6 +219,16 @@ def test_links_lead_out(site: Site, browser: Browser) -> None:
         expect(page.get_by_role("region", name="Stream")).to_contain_text(books.HOSTILE[0])
 
 
+def test_a_source_is_named_as_people_know_it(site: Site, browser: Browser) -> None:
+    """By connection, version and host; by its identity only until a driver has recorded these."""
+    streaming(site, "named")
+    with opened(site, browser, address_of(site, "named")) as (page, _):
+        expect(page.locator(".source")).to_have_text("server server-of-named")
+        source = {"conn_id": "cdc_source", "host": "db.example", "port": 3306, "version": "MySQL 8.4.3"}
+        site.store.record_source("named", source)
+        expect(page.locator(".source")).to_have_text("cdc_source: MySQL 8.4.3 at db.example:3306")
+
+
 def test_what_has_not_run_yet_is_in_the_list(site: Site, browser: Browser) -> None:
     with opened(site, browser) as (page, _):
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name="DAG beside_the_sink"))
