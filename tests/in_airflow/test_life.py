@@ -73,6 +73,7 @@ def test_the_life_of_a_stream(site: Site) -> None:
         client.mark(dag, run, task, "failed")
         site.wait("the end of the epoch", lambda: site.stream(name).state == "stopped")
         assert site.stream(name).stop_by
+        client.wait_run(dag, run, "failed")  # what is cleared while the scheduler ends its run would never run
 
         # A driver that gets SIGTERM (its host shuts down) was not asked to stop: it is started again.
         client.clear(dag, run, task)
@@ -156,6 +157,7 @@ def test_a_stream_that_keeps_its_worker(site: Site) -> None:
         assert f"the driver's log {second.log}:" in client.log(dag, run, task)
         client.mark(dag, run, task, "failed")
         site.wait("the end of that epoch", lambda: site.stream(name).state == "stopped")
+        client.wait_run(dag, run, "failed")
         last = site.stream(name).epoch
         client.clear(dag, run, task)
         site.wait_epoch(name, last)
