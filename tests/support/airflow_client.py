@@ -60,7 +60,7 @@ class Client:
     :param timeout: seconds for one request.
     """
 
-    def __init__(self, url: str, login: tuple[str, str] | None = None, timeout: float = 30) -> None:
+    def __init__(self, url: str, login: tuple[str, str] | None = None, timeout: float = 120) -> None:
         self._login = login
         self._http = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
 

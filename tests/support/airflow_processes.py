@@ -60,6 +60,8 @@ CONFIG: Config = {
         "parsing_processes": 1,
     },
     "triggerer": {"job_heartbeat_sec": 2},
+    # A task fails whose requests are not answered in time, and the machine is busy with other tests.
+    "workers": {"execution_api_timeout": 60},
     "logging": {"colored_console_log": False},
 }
 
