@@ -271,7 +271,7 @@ def test_a_suspended_table_waits_for_approval(site: Site, invoices: None) -> Non
     question = client.get(path)
     assert question["subject"] == "shop.invoices" and "invoices" in question["body"]
     assert [task.state for task in client.task_instances(dag, asked, "decide.read_again")] == [None]
-    # Nobody answers at once. Airflow fails a task that runs on before the scheduler has heard that its first half ended.
+    # Nobody answers at once: Airflow fails a task that continues before its scheduler knows that the first part ended.
     time.sleep(30)
     client.request("PATCH", path, {"chosen_options": ["Approve"], "params_input": {}})
     client.wait_run(dag, asked)
