@@ -46,7 +46,7 @@ $(STAMP): $(LOCK) pyproject.toml .ci/venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup ## Copy a live database in a real Airflow and prove the copy equal, row by row; SINK=s3: in an object store; STAY=1: look around in it
+demo: setup ## Copy a live database in a real Airflow, retry what fails, and prove the copy equal, row by row; SINK=s3: in an object store; STAY=1: look around in it
 	@$(BIN)/python -m bench.demo_airflow $(if $(SINK),--sink $(SINK)) $(if $(filter-out 0,$(STAY)),--stay)
 
 demo-core: setup ## The same from the command line, without Airflow, and with more rows

@@ -193,6 +193,8 @@ class Demo:
                 with phase("stream", f"The stream has caught up; it follows the writers for {self.seconds:g} s"):
                     time.sleep(self.seconds / 2)
                     shop.alter()
+                    self._catch_up(command)
+                    shop.show_new_column()
                     time.sleep(self.seconds / 2)
                 with phase("end", "The writers stop, the stream takes the last changes: airflow-cdc stop"):
                     done = writers.stop()

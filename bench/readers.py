@@ -55,17 +55,29 @@ def compare(place: Place, folder: str, readers: Mapping[str, Read]) -> list[str]
     :returns: names of the programs, all of which read the same rows.
     :raises Different: if one does not.
     """
-    if isinstance(place, str | Path):
-        uri, options = str(Path(place) / folder), dict[str, str]()
-    else:
-        uri, options = place.under(folder).uri(), dict(place.options)
-    table = DeltaTable(uri, storage_options=options or None)
+    table, (uri, options) = open_table(place, folder), _address(place, folder)
     schema = pa.schema(table.schema().to_arrow())
     expected = _ordered(pa.RecordBatchReader.from_stream(table.scan()).read_all().cast(schema))
     for name, read in readers.items():
         if not _ordered(read(uri, options).select(schema.names).cast(schema)).equals(expected):
             raise Different(f"{name} reads other rows than delta-rs {version('deltalake')}")
     return list(readers)
+
+
+def open_table(place: Place, folder: str) -> DeltaTable:
+    """Open a table with delta-rs.
+
+    :param folder: of the table.
+    """
+    uri, options = _address(place, folder)
+    return DeltaTable(uri, storage_options=options or None)
+
+
+def _address(place: Place, folder: str) -> tuple[str, dict[str, str]]:
+    """Address and storage options of a table."""
+    if isinstance(place, str | Path):
+        return str(Path(place) / folder), {}
+    return place.under(folder).uri(), dict(place.options)
 
 
 def _duckdb(uri: str, options: Mapping[str, str]) -> pa.Table:

@@ -13,6 +13,7 @@ from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
 from airflow_provider_cdc.state import StateDatabase
 from bench.lake import Lake, same_for_others
+from bench.readers import open_table
 from bench.screen import DemoFailed, Screen
 from tests.support.oracle import check_ledger, compare_all
 from tests.support.servers import MySQLServer
@@ -20,6 +21,8 @@ from tests.support.workload import Counters, Writers, make_shop
 
 DATABASE, USER = "shop", "cdc_demo"
 TABLES = ("customer", "customer_address", "orders", "ledger")
+#: Customer of an order that no writer touches: all others have higher numbers.
+_OLD_CUSTOMER = -1_000_000
 
 
 class Shop:
@@ -60,11 +63,36 @@ class Shop:
     def writers(self) -> Writers:
         return Writers(self.server.connect_args(), rate=self.rate)
 
+    def add_invalid_date(self) -> None:
+        """Add an order with a date that the copy cannot have."""
+        self.screen.say("One old order has a date that does not exist, which MySQL allows: ordered_at = '2020-00-10'")
+        self.server.session(
+            DATABASE,
+            "SET sql_mode = ''",
+            f"INSERT INTO orders (customer, line, ordered_at) VALUES ({_OLD_CUSTOMER}, 0, '2020-00-10')",
+        )
+
+    def correct_date(self) -> None:
+        """Give that order a date."""
+        statement = f"UPDATE {DATABASE}.orders SET ordered_at = '2020-01-10' WHERE customer = {_OLD_CUSTOMER}"
+        self.screen.say(statement)
+        self.server.execute(statement)
+
     def alter(self) -> None:
         """Add a column to the orders, and fill it for some of them, while the writers write."""
         self.screen.say(f"ALTER TABLE {DATABASE}.orders ADD COLUMN note VARCHAR(40); the writers go on")
         self.server.execute(f"ALTER TABLE {DATABASE}.orders ADD COLUMN note VARCHAR(40)")
         self.server.execute(f"UPDATE {DATABASE}.orders SET note = 'checked' LIMIT 1000")
+
+    def show_new_column(self) -> None:
+        """Say that the copy has the column.
+
+        :raises DemoFailed: if it has not.
+        """
+        columns = [field.name for field in open_table(self.lake.place, f"{DATABASE}/orders").schema().fields]
+        if "note" not in columns:
+            raise DemoFailed(f"the copy of {DATABASE}.orders has no column note; it has {', '.join(columns)}")
+        self.screen.say(f"The copy of {DATABASE}.orders has the column note, too")
 
     def end(self) -> Position:
         """Where the server's binlog ends now."""

@@ -24,6 +24,19 @@ Process = subprocess.Popen[str]
 #: Starts a demo: its module, then its options.
 Start = Callable[..., Process]
 CORE, AIRFLOW = "bench.demo", "bench.demo_airflow"
+#: What the demo in Airflow shows, in this order. It fails if one of these does not happen.
+STORY = (
+    r"Page: +http\S+/plugin/cdc ",
+    r"The plan: \d+ chunk groups, read by \d+ mapped tasks \(0-2: shop\.customer; ",
+    r"\| shop\.snapshot \[.+\]: failed",
+    r"says: 1 of [23] chunk groups failed: group \d+: table shop\.orders, column ordered_at .* correct the rows; ",
+    r"Retry on the page: Task shop\.snapshot\[\d+\] .* are published and are not read again",
+    r"is published; of the others \(.+\), none was read again",
+    r"\| shop\.stream: deferred",
+    r"ALTER TABLE shop\.orders ADD COLUMN note ",
+    r"The copy of shop\.orders has the column note",
+    r"EQUAL: every sink table is its source, row by row",
+)
 #: Every process that a demo starts inherits it.
 MARK = f"CDC_DEMO_TEST={secrets.token_hex(8)}"
 
@@ -81,6 +94,14 @@ def _left() -> list[str]:
     return found
 
 
+def _assert_story(said: str) -> None:
+    at = 0
+    for step in STORY:
+        found = re.compile(step).search(said, at)
+        assert found, f"{step!r} is not there, or not in this place:\n{said}"
+        at = found.end()
+
+
 def _nothing_left(tmp_path: Path) -> None:
     assert _left() == []
     assert list(tmp_path.iterdir()) == []
@@ -97,6 +118,9 @@ def test_it_ends_equal_and_leaves_nothing(start: Start, tmp_path: Path, module: 
     assert process.returncode == 0, text
     assert "EQUAL: " in text.splitlines()[-1]
     assert "snapshot rows" in text and "changes applied" in text and "p95" in text
+    assert "The copy of shop.orders has the column note" in text
+    if module == AIRFLOW:
+        _assert_story(text)
     _nothing_left(tmp_path)
 
 
