@@ -357,7 +357,7 @@ def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
 def _start_spark(context: RunContext) -> tuple[SparkSession, str | None]:
     from airflow_provider_cdc.spark.session import start_session, ui_address
 
-    spark = start_session(context.pipeline.name, *context.spark_config, ui=True)
+    spark = start_session(context.pipeline.name, *context.spark_config, ui=True, report_line=context.reporter.line)
     address = ui_address(spark)
     if address:
         context.reporter.line(UI_LINE_PREFIX + address)

@@ -9,12 +9,14 @@ never used.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import platform
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,18 @@ import llvmlite
 import llvmlite.binding
 import numba
 
+from airflow_provider_cdc.system.notices import write_notice
+
 #: The caller keeps the arrays alive during a call, and the machine code creates none, so references need not be
 #: counted; counting would cost several locked instructions per row image. Code that allocates memory does not compile.
 NO_REFCOUNTS: Any = {"_nrt": False}
 
 _config: Any = numba.config
 _lock = threading.Lock()
+#: Seconds after which a process compiles a function although another one is still at it.
+_LOCK_SECONDS = 120.0
+#: Whether this process has said that it compiles.
+_noticed = threading.Event()
 
 
 def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -40,7 +48,7 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         folder = cache_folder(*map(Path, sources))
-        with _lock, _numba_cache(folder):
+        with _lock, _numba_cache(folder), _compile_turn(function, folder):
             machine_code: Callable[..., Any] = numba.njit(
                 signature, nogil=True, cache=folder is not None, **NO_REFCOUNTS
             )(function)
@@ -73,6 +81,43 @@ def cache_folder(*sources: Path) -> Path | None:
         except OSError:
             continue
     return None
+
+
+def is_cached(function: Callable[..., Any], folder: Path | None) -> bool:
+    """Return whether a cache folder has machine code of a function.
+
+    :param folder: the function's :func:`cache_folder`.
+    """
+    index = f"*.{function.__qualname__}-{function.__code__.co_firstlineno}.*.nbi"  # as numba names it
+    return folder is not None and any(folder.glob(f"*/{index}"))
+
+
+@contextlib.contextmanager
+def _compile_turn(function: Callable[..., Any], folder: Path | None) -> Iterator[None]:
+    """Let one process after the other compile a function that is not cached: the first does, the others load it."""
+    with contextlib.ExitStack() as stack:
+        if folder is not None and not is_cached(function, folder):
+            stack.enter_context(_exclusive_lock(folder / "compiling.lock"))
+        if not (_noticed.is_set() or is_cached(function, folder)):
+            _noticed.set()
+            write_notice("compiling machine code" + ("" if folder is None else ", once per machine"))
+        yield
+
+
+@contextlib.contextmanager
+def _exclusive_lock(path: Path) -> Iterator[None]:
+    """Wait for a lock, but not for ever: without it, several processes do the same work, which does no harm."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    with path.open("w") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:  # a file system without locks
+                break
+        yield
 
 
 def _cache_parents() -> Iterator[Path]:

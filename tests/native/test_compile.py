@@ -1,0 +1,38 @@
+"""Machine code and its cache: who compiles, who waits, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from airflow_provider_cdc.system.notices import NOTICE_PREFIX
+from tests import ROOT
+
+NOTICE = f"{NOTICE_PREFIX}compiling machine code, once per machine"
+#: Prints how many functions were loaded from the cache, and how many were compiled.
+PROGRAM = """
+from airflow_provider_cdc.native import siphash
+functions = [siphash.add_words, siphash.add_bytes, siphash._finish_rows]
+hits, misses = ([sum(getattr(f.stats, name).values()) for f in functions] for name in ("cache_hits", "cache_misses"))
+print(sum(hits), sum(misses))
+"""
+
+
+def begin_process(cache: Path) -> subprocess.Popen[str]:
+    """Start a process that needs machine code."""
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
+    """One compiles each function, the others wait for it and load it; later ones say nothing."""
+    together = [process.communicate() for process in [begin_process(tmp_path) for _ in range(3)]]
+    counts = [[int(number) for number in out.split()] for out, _ in together]
+    assert [sum(column) for column in zip(*counts, strict=True)] == [6, 3], together
+    said = [err.splitlines() for _, err in together]
+    assert all(lines in ([], [NOTICE]) for lines in said) and [NOTICE] in said
+    assert begin_process(tmp_path).communicate() == ("3 0\n", "")
