@@ -25,7 +25,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replica
 
 bench-groups: setup ## Time a snapshot whose tasks read one chunk group each, and several each (CDC_BENCH_ROWS=n, CDC_BENCH_GROUPS=n)
 	@$(BIN)/python -m bench.groups
+
+bench-start: setup ## Time the start of a chunk group's driver until its first row: cold, warm, warmed up (CDC_BENCH_ROUNDS=n)
+	@$(BIN)/python -m bench.start
 
 jvm: setup
 	@$(BIN)/python -m tests.support.jvm

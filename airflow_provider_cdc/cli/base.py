@@ -124,7 +124,7 @@ def open_for_run(
         with closing(context.open_state_database()) as store:
             if not allow_stream:
                 context.liveness.refuse_if_running(store, context.pipeline.name)
-            spark = start_session(context.pipeline.name, *context.spark_config)
+            spark = start_session(context.pipeline.name, *context.spark_config, report_line=context.reporter.line)
             try:
                 yield context, store, spark
             finally:

@@ -322,6 +322,8 @@ def _read_slices(
     notes = group.signals(group_claim.attempt)
     try:
         if missing:
+            chunks = sum(len(group.slices[no]) for no in missing)
+            context.reporter.line(f"group {plan.group_label(group.chunks)}: reading {chunks} chunks")
             with RetentionGuard(context, group_claim.store, plan, group.number, notes):
                 for manifest in runner(job):
                     current_counts().add(manifest.pop("asked"))

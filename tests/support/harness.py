@@ -117,7 +117,7 @@ def hold(place: Path, seconds: float) -> None:
 
 def call(command: str, *arguments: str) -> int:
     """A command of ``airflow-cdc``, where tasks of Spark are threads; its exit code."""
-    session.start_session = lambda *_: _NoSpark()  # type: ignore[assignment]
+    session.start_session = lambda *_, **__: _NoSpark()  # type: ignore[assignment]
     snapshot_job.spark_runner = lambda *_: run_in_threads
     stream.run_epoch_on_spark = lambda epoch, spark: run_epoch_in_process(epoch)
     sys.argv = ["airflow-cdc", command, *arguments]
