@@ -377,6 +377,10 @@ def test_a_manifest_list_of_version_1() -> None:
     fastavro.writer(file, {"type": "record", "name": "manifest_file", "fields": fields}, [record])
     (manifest,) = read_manifest_list(file.getvalue(), "l")
     assert (manifest.content, manifest.sequence_number, manifest.has_live_files) == (ManifestContent.DATA, 0, True)
+    with pytest.raises(TerminalError, match="the Iceberg manifest a has no counts of rows"):
+        assign_inherited([manifest], 1, 0)
+    with pytest.raises(TerminalError, match="the Iceberg manifest a has no counts of rows"):
+        write_manifest_list([manifest], 2, 1, None, 1)
 
 
 @pytest.mark.parametrize("harm", [b"", b"PAR1", "short", "body"])

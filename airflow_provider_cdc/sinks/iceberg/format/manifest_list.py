@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.iceberg.format.avro_files import read_records, write_records
 from airflow_provider_cdc.sinks.iceberg.format.manifest_schemas import LIST_NAMES, manifest_list_schema
+
+#: A count that a manifest list of format version 1 does not have. It may be any number.
+UNKNOWN_COUNT = -1
 
 
 class ManifestContent(IntEnum):
@@ -75,6 +79,7 @@ def assign_inherited(
     :param sequence_number: sequence number of the snapshot.
     :param first_row_id: ``next-row-id`` of the table; ``None`` if its format version has no row ids.
     :returns: the manifests, and the next ``next-row-id``.
+    :raises TerminalError: if a manifest that needs row ids has no counts of rows.
     """
     assigned, next_row_id = list[ManifestFile](), first_row_id
     for manifest in manifests:
@@ -87,6 +92,7 @@ def assign_inherited(
             )
         if next_row_id is not None and manifest.content is ManifestContent.DATA and manifest.first_row_id is None:
             manifest = replace(manifest, first_row_id=next_row_id)
+            _check_counts(manifest)
             # Existing files too: those of a table that was upgraded from version 2 have no row ids yet.
             next_row_id += manifest.added_rows_count + manifest.existing_rows_count
         assigned.append(manifest)
@@ -127,7 +133,18 @@ def read_manifest_list(data: bytes, location: str) -> list[ManifestFile]:
     return [_from_record(record) for record in records]
 
 
+def _check_counts(manifest: ManifestFile) -> None:
+    """Refuse a manifest whose rows are not counted: its row ids could be those of other rows."""
+    counts = (getattr(manifest, name) for name in ManifestFile.__dataclass_fields__ if name.endswith("_count"))
+    if UNKNOWN_COUNT in counts:
+        raise TerminalError(
+            f"the Iceberg manifest {manifest.manifest_path} has no counts of rows, as format version 1 allows",
+            "Rewrite the table's manifests with Spark: CALL system.rewrite_manifests",
+        )
+
+
 def _to_record(manifest: ManifestFile) -> dict[str, Any]:
+    _check_counts(manifest)
     record = {name: getattr(manifest, name) for name in ManifestFile.__dataclass_fields__}
     if manifest.partitions is not None:
         names = PartitionSummary.__dataclass_fields__
@@ -138,9 +155,8 @@ def _to_record(manifest: ManifestFile) -> dict[str, Any]:
 def _from_record(record: dict[str, Any]) -> ManifestFile:
     summaries = record.get("partitions")
     names = PartitionSummary.__dataclass_fields__
-    # A count that is not recorded is assumed not to be zero.
     counts = {
-        name: 1 if record.get(name) is None else record[name]
+        name: UNKNOWN_COUNT if record.get(name) is None else record[name]
         for name in ManifestFile.__dataclass_fields__
         if name.endswith("_count")
     }
