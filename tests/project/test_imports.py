@@ -41,6 +41,7 @@ ROOMS = (
     "sinks.lake",
     "sinks.delta.log",
     "sinks.delta",
+    "sinks.iceberg.format",
     "state",
     "runtime",
     "spark",
@@ -154,6 +155,22 @@ def test_only_the_delta_sink_knows_delta() -> None:
         if delta not in path.parents:
             for name in imported(path):
                 assert name.split(".")[0] != "deltalake" and not name.startswith(f"{PACKAGE}.sinks.delta"), path
+
+
+def test_only_the_iceberg_sink_knows_iceberg() -> None:
+    """And its format is pure: what reads and writes files hands it their bytes."""
+    iceberg = ROOT / PACKAGE / "sinks" / "iceberg"
+    libraries = {"pyiceberg", "pyiceberg_core", "fastavro"}
+    for path in MODULES:
+        names = {*imported(path)}
+        if iceberg not in path.parents:
+            assert not libraries & {name.split(".")[0] for name in names}, path
+            assert not any(name.startswith(f"{PACKAGE}.sinks.iceberg") for name in names), path
+        elif path.parent == iceberg / "format":
+            forbidden = {"os", "pathlib", "socket", "subprocess", "time", "random", "pyiceberg", "deltalake"}
+            assert not forbidden & {name.split(".")[0] for name in names}, path
+            assert not any(name.startswith(f"{PACKAGE}.sinks.storage") for name in names), path
+            assert not any(name.startswith(f"{PACKAGE}.sinks.delta") for name in names), path
 
 
 def test_the_shared_part_of_lakes_knows_no_format() -> None:

@@ -13,11 +13,10 @@ from pyroaring import BitMap, BitMap64
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import (
     DeletionVector,
-    decode_vector,
-    encode_vector,
     read_vector,
     write_vectors,
 )
+from airflow_provider_cdc.sinks.lake.log.vector_codec import decode_vector, encode_vector
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 
 #: Rows 3, 4, 7, 11, 18, 29 as Spark writes them into the log.

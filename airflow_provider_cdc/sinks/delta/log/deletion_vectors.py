@@ -9,18 +9,23 @@ from __future__ import annotations
 import base64
 import struct
 import uuid
-import zlib
 from collections.abc import Mapping
 
-from pyroaring import BitMap, BitMap64
+from pyroaring import BitMap
 
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.json_record import JsonRecord
+from airflow_provider_cdc.sinks.lake.log.vector_codec import (
+    FRAME_BYTES,
+    decode_vector,
+    encode_vector,
+    frame_vector,
+    unframe_vector,
+)
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Folder of the vector files in the table's folder.
 VECTOR_FOLDER = "_dv"
-_MAGIC = 1681511377
 # Python's base 85 and that of the protocol (Z85) differ only in their alphabets.
 _PYTHON_BASE85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -60,26 +65,6 @@ class DeletionVector(JsonRecord, frozen=True, rename=_LOG_NAMES, forbid_unknown_
         return f"{folder}/deletion_vector_{number}.bin" if folder else f"deletion_vector_{number}.bin"
 
 
-def encode_vector(dead: BitMap) -> bytes:
-    """Return the bytes of a vector."""
-    return struct.pack("<iqi", _MAGIC, 1, 0) + bytes(dead.serialize())
-
-
-def decode_vector(data: bytes) -> BitMap:
-    """Return the dead rows in a vector.
-
-    :raises ValueError: if it is damaged.
-    """
-    magic, count = struct.unpack_from("<iq", data)
-    if magic != _MAGIC:
-        raise ValueError(f"unexpected magic number {magic}")
-    if count == 0:
-        return BitMap()
-    if count == 1 and struct.unpack_from("<i", data, 12)[0] == 0:
-        return BitMap.deserialize(data[16:])
-    return BitMap(BitMap64.deserialize(data[4:]))
-
-
 def write_vectors(storage: Storage, dead: Mapping[str, BitMap]) -> dict[str, DeletionVector]:
     """Write the vectors of one commit to one file.
 
@@ -93,7 +78,7 @@ def write_vectors(storage: Storage, dead: Mapping[str, BitMap]) -> dict[str, Del
     for path, rows in dead.items():
         body = encode_vector(rows)
         vectors[path] = DeletionVector("u", path_or_inline, len(body), len(rows), len(content))
-        content += struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+        content += frame_vector(body)
     storage.write(f"{VECTOR_FOLDER}/deletion_vector_{number}.bin", bytes(content))
     return vectors
 
@@ -125,11 +110,8 @@ def read_vector(storage: Storage, vector: DeletionVector) -> BitMap:
 def _read_vector_bytes(storage: Storage, file: str, offset: int, size: int) -> bytes:
     with storage.open(file, "rb") as opened:
         opened.seek(offset)
-        data: bytes = opened.read(size + 8)
-    body, check = data[4:-4], struct.unpack(">I", data[-4:])[0]
-    if struct.unpack(">i", data[:4])[0] != size or check != zlib.crc32(body):
-        raise ValueError("its checksum is wrong")
-    return body
+        data: bytes = opened.read(size + FRAME_BYTES)
+    return unframe_vector(data)
 
 
 def _from_z85(text: str) -> bytes:

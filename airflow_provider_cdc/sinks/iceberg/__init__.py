@@ -1,0 +1,1 @@
+"""Tables in the Apache Iceberg format."""
