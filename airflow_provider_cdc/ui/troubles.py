@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from airflow_provider_cdc.model.errors import REQUESTED
+from airflow_provider_cdc.model.errors import REQUESTED, PurgedError
 from airflow_provider_cdc.state.reader import PipelineOverview
 
 #: Severity levels of pipelines and tables, most severe first. The page has a color for each.
@@ -18,7 +18,21 @@ LAG_WARNING_SECONDS, PURGE_WARNING = 60.0, timedelta(hours=12)
 #: How long a continuous stream may be stopped or paused before that is a warning.
 STOPPED_WARNING = timedelta(minutes=15)
 _WORKING_PHASES = ("planning", "snapshot", "streaming", "stopping")
-_TROUBLE_RANKS = (FAILED, WARNING, INFO)
+#: Codes of troubles in the order of the list: what stops the whole copy comes before what concerns some tables.
+_TROUBLE_ORDER = (
+    "stream_failed",
+    "stream_lost",
+    "purge_past",
+    "purge_due",
+    "lag_unknown",
+    "stream_stopped",
+    "stream_paused",
+    "groups_lost",
+    "lag",
+    "tables_suspended",
+    "tables_unequal",
+    "tables_suspended_on_request",
+)
 
 
 class Trouble(NamedTuple):
@@ -71,7 +85,7 @@ def pipeline_level(phase: str, troubles: Collection[Trouble]) -> str:
 
 
 def find_troubles(overview: PipelineOverview, phase: str, lost: int, now: datetime) -> list[Trouble]:
-    """Return the troubles of a pipeline, most severe first.
+    """Return the troubles of a pipeline: the ones that concern all of it first, those that need nobody last.
 
     :param lost: number of chunk groups that were begun and that no process reads any more.
     :param now: the current time.
@@ -82,7 +96,7 @@ def find_troubles(overview: PipelineOverview, phase: str, lost: int, now: dateti
         *_table_troubles(overview),
         *_source_troubles(overview, phase, now),
     ]
-    return sorted(troubles, key=lambda one: _TROUBLE_RANKS.index(one.level))
+    return sorted(troubles, key=lambda one: (one.level == INFO, _TROUBLE_ORDER.index(one.code)))
 
 
 def purge_time(overview: PipelineOverview) -> datetime | None:
@@ -114,12 +128,14 @@ def _stream_troubles(overview: PipelineOverview, phase: str, now: datetime) -> l
         level = WARNING if now - ended_at > STOPPED_WARNING else INFO
         by = run.stop_user or run.stop_by
         text = "The stream is stopped: changes in the source are not copied"
-        return [Trouble("stream_stopped", level, text, about, ended_at, by, acts=("start",))]
+        remedy = "Start it: it continues where it stopped"
+        return [Trouble("stream_stopped", level, text, about, ended_at, by, remedy=remedy, acts=("start",))]
     if phase == "paused":
         since = run.paused_at
         level = WARNING if since is not None and now - since > STOPPED_WARNING else INFO
         text = "The stream is paused: changes in the source are not copied"
-        return [Trouble("stream_paused", level, text, about, since, run.paused_by, acts=("resume",))]
+        remedy = "Resume it: it continues where it was paused"
+        return [Trouble("stream_paused", level, text, about, since, run.paused_by, remedy=remedy, acts=("resume",))]
     return []
 
 
@@ -157,13 +173,19 @@ def _source_troubles(overview: PipelineOverview, phase: str, now: datetime) -> l
     if sample is None:
         return []
     troubles, due_at = [], purge_time(overview)
+    run = overview.newest_epoch
+    if run is not None and run.error_kind == PurgedError.__name__:
+        return []  # the stream has failed for that very reason
     if due_at is not None and due_at <= now and phase != "streaming":
         text = "The source may have removed binlogs that the stream still needs"
         remedy = "Start the stream now. If they are gone, it says how to re-snapshot"
         troubles.append(Trouble("purge_past", FAILED, text, about, since=due_at, remedy=remedy))
     elif due_at is not None and due_at - now < PURGE_WARNING:
         text = "The source will soon remove binlogs that the stream still needs"
-        remedy = "Let the stream catch up, or make the source keep its binlogs longer"
+        remedy = (
+            "Start or resume the stream if it does not run, or make the source keep its binlogs longer: "
+            "SET GLOBAL binlog_expire_logs_seconds = 604800 (7 days)"
+        )
         troubles.append(Trouble("purge_due", WARNING, text, about, remedy=remedy, due_at=due_at))
     if phase != "streaming":
         return troubles
@@ -172,8 +194,9 @@ def _source_troubles(overview: PipelineOverview, phase: str, now: datetime) -> l
         text = f"The copy is {lag:.0f} s behind the source"
         troubles.append(Trouble("lag", WARNING, text, about, since=sample.at))
     if sample.unknown is not None:
-        text = "The lag is unknown, because the source could not be asked"
-        troubles.append(Trouble("lag_unknown", WARNING, text, about, since=sample.at, error=sample.unknown))
+        text = "The source cannot be reached, so the lag is unknown"
+        remedy = "Check that the server runs and that the stream's host can reach it. The stream tries again by itself"
+        troubles.append(Trouble("lag_unknown", WARNING, text, about, sample.at, error=sample.unknown, remedy=remedy))
     return troubles
 
 

@@ -195,10 +195,10 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         row = TableStatus("shop", "orders", "suspended", reason="lost", definitions=[{"columns": {}, "key": ["id"]}])
         store.write_table_states(NAME, [row])
         expect(page.locator("[data-state=suspended]")).to_be_visible()
-        choose("Resume")
-        dialog = page.get_by_role("dialog", name="Resume: shop.orders")
+        choose("Re-snapshot and resume")
+        dialog = page.get_by_role("dialog", name="Re-snapshot and resume: shop.orders")
         expect(dialog).to_contain_text("The table then rejoins the stream")
-        dialog.get_by_role("button", name="Resume").click()
+        dialog.get_by_role("button", name="Re-snapshot and resume").click()
         expect(wanted).to_contain_text("Re-snapshot shop.orders")
         assert [logged(site, act)[0][0] for act in ("reread_keys", "suspend", "withdraw", "reread")] == ["root"] * 4
         assert said(site, "request") == ["root"] * 3

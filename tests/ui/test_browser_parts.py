@@ -53,6 +53,8 @@ def test_a_stopped_stream_is_a_warning_with_the_age_of_its_numbers(site: Site, b
         wrong = page.get_by_role("region", name="What is wrong")
         expect(wrong).to_contain_text("stopped")
         expect(wrong).to_contain_text("by alice")
+        expect(wrong).to_contain_text("What to do: Start it")
+        expect(wrong).to_contain_text("Start the stream is not possible now: ")
         expect(page.locator(".pill.warning").filter(has_text="1 problem")).to_be_visible()
         assert hue(page, ".pill.warning") == "amber"
         fresh = page.get_by_role("region", name="Freshness")

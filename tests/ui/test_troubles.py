@@ -79,6 +79,30 @@ def test_the_source_keeps_its_binlogs_for_a_while(reader: StateDatabaseReader) -
     assert levels == [[], [("purge_due", "warning")], [("purge_past", "failed")]]
 
 
+def test_what_stops_the_whole_copy_comes_before_single_tables(reader: StateDatabaseReader) -> None:
+    """Although a stopped stream is a warning, and a suspended table a failure. What is intended comes last."""
+    epoch = books.stream(reader, "p", batches=1)
+    reader.record_sample("p", epoch, lag_seconds=0.0, lag_bytes=0, purge_hours=5.0)
+    states = [
+        TableStatus("shop", name, "suspended", kind=kind) for name, kind in (("a", REQUESTED), ("b", "SchemaError"))
+    ]
+    reader.write_table_states("p", states)
+    reader.end_epoch("p", epoch, "stopped")
+    _, level, troubles = judged(reader, utc_now() + timedelta(minutes=16))
+    assert level == "failed"
+    codes = ["purge_due", "stream_stopped", "tables_suspended", "tables_suspended_on_request"]
+    assert [one.code for one in troubles] == codes
+
+
+def test_a_cause_is_named_once(reader: StateDatabaseReader) -> None:
+    """A stream that has failed because binlogs are gone is not also told that they may be gone."""
+    epoch = books.stream(reader, "p", batches=1)
+    reader.record_sample("p", epoch, lag_seconds=0.0, lag_bytes=0, purge_hours=-1.0)
+    reader.end_epoch("p", epoch, "failed", "binlog.000007 is gone", "PurgedError")
+    _, _, troubles = judged(reader, utc_now())
+    assert [one.code for one in troubles] == ["stream_failed"]
+
+
 def test_tables(reader: StateDatabaseReader) -> None:
     """A table that a user has suspended, and one that the stream reads again, are no failures."""
     books.stream(reader, "p", batches=1)

@@ -10,6 +10,7 @@ import { position } from "./links.js";
 import { requestList } from "./requests.js";
 import { ask } from "./server.js";
 import { changesOf, rowsOf, tableState, verifiedOf } from "./tables.js";
+import { RESUME } from "./troubles.js";
 
 /** Definitions of a table, newest first. */
 function definitionList(list) {
@@ -23,7 +24,7 @@ function definitionList(list) {
 }
 
 /** What can be done with a table. Re-snapshotting a suspended table resumes it. */
-const offered = (t) => (t.offers ?? []).map((one) => (one.act === "reread" && t.state === "suspended" ? { ...one, label: "Resume" } : one));
+const offered = (t) => (t.offers ?? []).map((one) => (one.act === "reread" && t.state === "suspended" ? { ...one, label: RESUME } : one));
 
 export class OneTable {
   constructor(context) {

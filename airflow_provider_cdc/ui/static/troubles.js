@@ -10,6 +10,8 @@ export const PHASES = {
   paused: "paused", stopping: "stopping", stopped: "stopped", caught_up: "caught up", failed: "failed", lost: "no sign of life",
 };
 export const LEVELS = { failed: "Need action", warning: "Need a look", working: "At work", idle: "At rest" };
+//: Label of the action on a suspended table.
+export const RESUME = "Re-snapshot and resume";
 //: Actions whose buttons stand beside a trouble of a table or a group.
 const LABELS = { reread: "Re-snapshot", reread_keys: "Re-snapshot some keys", suspend: "Suspend", retry: "Retry", start: "Start the stream", resume: "Resume the stream", verify: "Verify now", repair: "Repair" };
 
@@ -19,20 +21,30 @@ export const phasePill = (p) => h("span", { class: `pill ${phaseLevel(p)}`, role
 /** Severity of the phase itself: a stream that goes on is at work, whatever becomes of one of its tables. */
 export const phaseLevel = (p) => ({ failed: "failed", lost: "failed", streaming: "working", snapshot: "working", planning: "working" })[p.phase] ?? (p.level === "failed" ? "warning" : p.level);
 
-/** How many problems a pipeline has, as a pill. */
+/** How many problems a pipeline has, as a pill: as many as are listed, without those that need nobody. */
 export function problemPill(p) {
-  const n = distinctTroubles(p).filter((one) => one.level !== "info").length + (p.troubles_more ?? 0);
+  const { troubles, events } = problemsOf(p), unlisted = (p.events?.attention ?? 0) - (p.events?.newest?.length ?? 0);
+  const n = troubles.filter((one) => one.level !== "info").length + (p.troubles_more ?? 0) + events.length + unlisted;
   return n > 0 && h("span", { class: `pill ${p.level}` }, many(n, "problem"));
 }
 
 function label(trouble, name, offers) {
-  if (trouble.about?.table && name === "reread" && trouble.code?.startsWith("table_suspended")) return "Resume";
+  if (trouble.about?.table && name === "reread" && trouble.code?.startsWith("table_suspended")) return RESUME;
   return offers?.find((one) => one.act === name)?.label ?? LABELS[name] ?? name;
+}
+
+const isAboutOne = (trouble) => trouble.about?.table || (trouble.about?.group ?? null) !== null;
+
+/** Why the actions beside a trouble are impossible now. */
+function hindrances(p, trouble) {
+  if (!p.may_act || isAboutOne(trouble)) return [];
+  const known = (p.offers ?? []).filter((one) => trouble.acts?.includes(one.act) && one.why_not);
+  return known.map((one) => h("p", { class: "remedy" }, h("b", null, `${one.label} is not possible now: `), one.why_not));
 }
 
 function buttons(p, trouble) {
   if (!p.may_act) return [];
-  const isOne = trouble.about?.table || (trouble.about?.group ?? null) !== null;
+  const isOne = isAboutOne(trouble);
   return (trouble.acts ?? []).filter((name) => isOne || p.offers?.some((one) => one.act === name)).map((name) => {
     const about = { ...(trouble.about?.table && { table: trouble.about.table }), ...(trouble.about?.group !== undefined && trouble.about.group !== null && { group: trouble.about.group }) };
     const known = p.offers?.find((one) => one.act === name), words = label(trouble, name, p.offers);
@@ -54,7 +66,8 @@ export function troubleView(p, trouble, event) {
         trouble.due_at && h("small", null, " in ", until(trouble.due_at))),
       h("span", { class: "acts" }, buttons(p, trouble), event && p.may_act && acknowledge(event), !NO_PLACE.has(place) && h("a", { class: "button", href: place }, "Show"))),
     trouble.error && h("p", { class: "error" }, trouble.error),
-    trouble.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), trouble.remedy));
+    trouble.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), trouble.remedy),
+    hindrances(p, trouble));
 }
 
 /** Events that need attention and are not acknowledged. */
@@ -74,7 +87,6 @@ export const acknowledge = (event) => offer("acknowledge", "Acknowledge", { id: 
 const NAMED = 3;
 //: As many problems stand open above the freshness of the copy. The others are folded.
 const SHOWN = 3;
-const SEVERITIES = ["failed", "warning", "info"];
 
 /** Troubles without the sums of those that are named one by one. */
 export function distinctTroubles(p) {
@@ -83,8 +95,8 @@ export function distinctTroubles(p) {
     const n = one.code?.startsWith("tables_") ? named(one.code.replace("tables_", "table_")) : 0;
     return n > 0 && n < NAMED;
   };
-  // What concerns the whole pipeline comes before single tables, and their sum after them.
-  const rank = (one) => 10 * SEVERITIES.indexOf(one.level) + (one.about?.table ? 1 : one.code?.startsWith("tables_") ? 2 : 0);
+  // What concerns the whole pipeline comes before single tables, their sum after them, and what needs nobody last.
+  const rank = (one) => (one.level === "info" ? 3 : one.about?.table ? 1 : one.code?.startsWith("tables_") ? 2 : 0);
   return p.troubles.filter((one) => !isCovered(one)).sort((a, b) => rank(a) - rank(b));
 }
 
@@ -93,18 +105,23 @@ const isSame = (trouble, event) => event.level === "failed" && (trouble.about?.t
 /** Actions on the whole pipeline that stand beside a trouble, and need not stand anywhere else. */
 export const actsOfTroubles = (p) => new Set(distinctTroubles(p).filter((one) => !one.about?.table && (one.about?.group ?? null) === null).flatMap((one) => one.acts ?? []));
 
+/** Troubles, the event beside each, and the other events. One that began a trouble which lasts is acknowledged there. */
+function problemsOf(p) {
+  const all = p.events?.newest ?? [], troubles = distinctTroubles(p);
+  const beside = new Map(troubles.map((one) => [one, all.find((event) => isSame(one, event))]));
+  return { troubles, beside, events: all.filter((event) => ![...beside.values()].includes(event)) };
+}
+
 /** All that is wrong with a pipeline, the worst first, or nothing. */
 export function troublePanel(p) {
-  const all = p.events?.newest ?? [], more = (p.events?.attention ?? 0) - all.length;
-  if (!p.troubles.length && !all.length) return null;
-  // An event that began a trouble which still lasts is acknowledged there.
-  const troubles = distinctTroubles(p);
-  const beside = new Map(troubles.map((one) => [one, all.find((event) => isSame(one, event))]));
-  const events = all.filter((event) => ![...beside.values()].includes(event));
-  const shown = [...troubles.map((one) => troubleView(p, one, beside.get(one))), ...events.map((one) => attentionView(p, one))];
+  const more = (p.events?.attention ?? 0) - (p.events?.newest?.length ?? 0);
+  const { troubles, beside, events } = problemsOf(p), needsNobody = (one) => one.level === "info";
+  if (!troubles.length && !events.length) return null;
+  const views = (some) => some.map((one) => troubleView(p, one, beside.get(one)));
+  const shown = [...views(troubles.filter((one) => !needsNobody(one))), ...events.map((one) => attentionView(p, one)), ...views(troubles.filter(needsNobody))];
   return h("section", { class: "troubles", "aria-label": "What is wrong", "data-key": "troubles" },
     h("ul", null, shown.slice(0, SHOWN)),
-    shown.length > SHOWN && h("details", { "data-key": "more" }, h("summary", null, many(shown.length - SHOWN, "more problem")), h("ul", null, shown.slice(SHOWN))),
+    shown.length > SHOWN && h("details", { "data-key": "more" }, h("summary", null, `${shown.length - SHOWN} more`), h("ul", null, shown.slice(SHOWN))),
     p.troubles_more > 0 && h("p", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}/tables` }, `${many(p.troubles_more, "more problem")}`)),
     more > 0 && h("p", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}/timeline` }, `${many(more, "more event")} not acknowledged`)));
 }
