@@ -12,10 +12,10 @@ STAMP := $(VENV)/.complete
 # SINK=s3 make demo: into an S3-compatible server that it starts itself.
 # SHARE=k/n make test-long: the k-th of n shares of the long tests.
 SHARE := 1/1
-# TURN=k/2 make test: of the slow folders (SLOW in tests/support/running.py) that part; TURN=1/1: all of them. Else it
+# TURN=k/3 make test: of the slow folders (SLOW in tests/support/running.py) that part; TURN=1/1: all of them. Else it
 # changes with each commit.
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo 0)
-TURN := $(shell echo $$((16#$$(echo $(COMMIT) | cut -c1-7) % 2 + 1))/2)
+TURN := $(shell echo $$((16#$$(echo $(COMMIT) | cut -c1-7) % 3 + 1))/3)
 LINT := $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy
 PYTEST := $(BIN)/python -m pytest --durations=30
 # WORKERS=n: how many files of tests run at a time. Two of them have an Airflow. With more than four on two cores, tests
@@ -94,7 +94,7 @@ jvm: setup
 	@$(BIN)/python -m tests.support.readers
 
 # The machine code and the compiled tests are made once beside the lint, not by each of the workers.
-test: jvm docs ## Lint and build the documentation, then the tests but the long ones, in a real Airflow, with real Spark; of the slow folders a half (TURN=1/1: all)
+test: jvm docs ## Lint and build the documentation, then the tests but the long ones, in a real Airflow, with real Spark; of the slow folders a third (TURN=1/1: all)
 	@$(PYTEST) --collect-only -q &> /dev/null & warm=$$!; $(LINT); wait $$warm || true; lint=$$SECONDS; \
 	echo "Turn $(TURN)"; \
 	$(PYTEST) $(BESIDE) --turn=$(TURN) -m "not long" || failed=1; \

@@ -109,21 +109,21 @@ def test_shares_are_about_the_same() -> None:
 
 
 def test_tests_of_slow_folders_take_turns() -> None:
-    """Each of them is in one turn of two, a half or so in each, and what is not slow is in all."""
+    """Each of them is in one turn of three, a third or so in each, and what is not slow is in all."""
     slow = [f"{folder}test_a.py::test[seed-{n}]" for folder in SLOW for n in range(200)]
-    turns = [{name for name in slow if in_turn(name, k, 2)} for k in (1, 2)]
-    assert sum(map(len, turns)) == len(slow) == len(set.union(*turns)) and min(map(len, turns)) > len(slow) / 3
+    turns = [{name for name in slow if in_turn(name, k, 3)} for k in (1, 2, 3)]
+    assert sum(map(len, turns)) == len(slow) == len(set.union(*turns)) and min(map(len, turns)) > len(slow) / 4
     every = (f"{ALWAYS[0]}::test", "tests/model/test_a.py::test")
-    assert all(in_turn(name, k, 2) for k in (1, 2) for name in every)
+    assert all(in_turn(name, k, 3) for k in (1, 2, 3) for name in every)
     assert all(in_turn(name, 1, 1) for name in slow)
     assert all((ROOT / name).exists() for name in (*SLOW, *ALWAYS))
 
 
 def test_each_turn_has_an_airflow() -> None:
     files = {name: group for name, group in TOGETHER.items() if name.startswith("tests/in_airflow/")}
-    assert {*files.values()} == AIRFLOW_TURNS.keys() and {*AIRFLOW_TURNS.values()} == {1, 2}
+    assert {*files.values()} == AIRFLOW_TURNS.keys() and {*AIRFLOW_TURNS.values()} == {1, 2, 3}
     for file, group in files.items():
-        assert [k for k in (1, 2) if in_turn(f"{file}::test", k, 2)] == [AIRFLOW_TURNS[group]]
+        assert [k for k in (1, 2, 3) if in_turn(f"{file}::test", k, 3)] == [AIRFLOW_TURNS[group]]
 
 
 def test_a_turn_is_taken(run: Run, tmp_path: Path) -> None:
@@ -218,4 +218,4 @@ def test_make_takes_the_turn_of_the_commit_unless_it_is_told() -> None:
         done = subprocess.run(["make", "-n", "test", *options], cwd=ROOT, capture_output=True, text=True, check=True)
         return next(word for word in done.stdout.split() if word.startswith("--turn=")).partition("=")[2]
 
-    assert turn() == turn() and share_of(turn())[1] == 2 and turn("TURN=1/1") == "1/1"
+    assert turn() == turn() and share_of(turn())[1] == 3 and turn("TURN=1/1") == "1/1"

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 #: Folders whose tests take four fifths of the time of all. They come first, so that no worker begins one of them last
-#: and keeps all waiting; and they take turns: with each commit, ``make test`` runs a half of them.
+#: and keeps all waiting; and they take turns: with each commit, ``make test`` runs a third of them.
 SLOW = (
     "tests/in_airflow/",
     "tests/snapshot/",
@@ -37,11 +37,11 @@ ALWAYS = (
     "tests/observe/test_alerts.py",
     "tests/snapshot/test_retention.py",
 )
-#: Files that share an Airflow: those that have nothing against others, and those that kill its processes.
+#: Files that share an Airflow: those of the examples, those that run tasks again, and those that kill its processes.
 TOGETHER = {
     "tests/in_airflow/test_examples.py": "calm",
-    "tests/in_airflow/test_retries.py": "calm",
-    "tests/in_airflow/test_tables.py": "calm",
+    "tests/in_airflow/test_retries.py": "repeated",
+    "tests/in_airflow/test_tables.py": "repeated",
     "tests/in_airflow/test_life.py": "disturbed",
     "tests/in_airflow/test_lineage.py": "calm",
     "tests/in_airflow/test_outages.py": "disturbed",
@@ -59,8 +59,8 @@ TOGETHER = {
     "tests/ui/test_rights.py": "page",
     "tests/ui/test_troubles.py": "page",
 }
-#: Turns of the two groups that start an Airflow each: one of each kind in every run.
-AIRFLOW_TURNS = {"calm": 1, "disturbed": 2}
+#: Turns of the groups that start an Airflow each: one of them in every run.
+AIRFLOW_TURNS = {"calm": 1, "disturbed": 2, "repeated": 3}
 
 
 def together(nodeid: str) -> str:
