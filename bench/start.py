@@ -1,9 +1,9 @@
 """What the driver of a chunk group costs from its start until the first row is read.
 
 Drivers read one small group each, by the same command that Airflow's tasks run; Airflow itself is left out, and the
-plan is made beforehand. A round has two starts: *cold*, with an empty cache folder, so that machine code is compiled; and
-*warm*, with the folder as the cold start has left it. What counts is the median of the rounds. CPU seconds are those of the driver and all that it has
-started, from its start to its end.
+plan is made beforehand. A round has two starts: *cold*, with an empty cache folder, so that machine code is compiled;
+and *warm*, with the folder as the cold start has left it. What counts is the median of the rounds. CPU seconds are
+those of the driver and all that it has started, from its start to its end.
 
     make bench-start      CDC_BENCH_ROUNDS=n rounds (3), CDC_BENCH_STARTS=warm: only some of them
 """
