@@ -195,7 +195,9 @@ def _source_troubles(overview: PipelineOverview, phase: str, now: datetime) -> l
         troubles.append(Trouble("lag", WARNING, text, about, since=sample.at))
     if sample.unknown is not None:
         text = "The source cannot be reached, so the lag is unknown"
-        remedy = "Check that the server runs and that the stream's host can reach it. The stream tries again automatically"
+        remedy = (
+            "Check that the server runs and that the stream's host can reach it. The stream tries again automatically"
+        )
         troubles.append(Trouble("lag_unknown", WARNING, text, about, sample.at, error=sample.unknown, remedy=remedy))
     return troubles
 
