@@ -88,17 +88,20 @@ def is_cached(function: Callable[..., Any], folder: Path | None) -> bool:
 
     :param folder: the function's :func:`cache_folder`.
     """
-    index = f"*.{function.__qualname__}-{function.__code__.co_firstlineno}.*.nbi"  # as numba names it
-    return folder is not None and any(folder.glob(f"*/{index}"))
+    source_folder = os.path.dirname(os.path.abspath(function.__code__.co_filename))
+    subfolder = f"*_{hashlib.sha1(source_folder.encode()).hexdigest()}"  # as numba names it, and the index
+    index = f"*.{function.__qualname__}-{function.__code__.co_firstlineno}.*.nbi"
+    return folder is not None and any(folder.glob(f"{subfolder}/{index}"))
 
 
 @contextlib.contextmanager
 def _compile_turn(function: Callable[..., Any], folder: Path | None) -> Iterator[None]:
     """Let one process after the other compile a function that is not cached: the first does, the others load it."""
-    with contextlib.ExitStack() as stack:
-        if folder is not None and not is_cached(function, folder):
-            stack.enter_context(_exclusive_lock(folder / "compiling.lock"))
-        if not (_noticed.is_set() or is_cached(function, folder)):
+    if is_cached(function, folder):
+        yield
+        return
+    with contextlib.nullcontext() if folder is None else _exclusive_lock(folder / "compiling.lock"):
+        if not (_noticed.is_set() or is_cached(function, folder)):  # another process may have compiled it meanwhile
             _noticed.set()
             write_notice("compiling machine code" + ("" if folder is None else ", once per machine"))
         yield

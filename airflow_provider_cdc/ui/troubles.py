@@ -18,21 +18,6 @@ LAG_WARNING_SECONDS, PURGE_WARNING = 60.0, timedelta(hours=12)
 #: How long a continuous stream may be stopped or paused before that is a warning.
 STOPPED_WARNING = timedelta(minutes=15)
 _WORKING_PHASES = ("planning", "snapshot", "streaming", "stopping")
-#: Codes of troubles in the order of the list: what stops the whole copy comes before what concerns some tables.
-_TROUBLE_ORDER = (
-    "stream_failed",
-    "stream_lost",
-    "purge_past",
-    "purge_due",
-    "lag_unknown",
-    "stream_stopped",
-    "stream_paused",
-    "groups_lost",
-    "lag",
-    "tables_suspended",
-    "tables_unequal",
-    "tables_suspended_on_request",
-)
 
 
 class Trouble(NamedTuple):
@@ -92,11 +77,11 @@ def find_troubles(overview: PipelineOverview, phase: str, lost: int, now: dateti
     """
     troubles = [
         *_stream_troubles(overview, phase, now),
+        *_source_troubles(overview, phase, now),
         *_snapshot_troubles(lost),
         *_table_troubles(overview),
-        *_source_troubles(overview, phase, now),
     ]
-    return sorted(troubles, key=lambda one: (one.level == INFO, _TROUBLE_ORDER.index(one.code)))
+    return sorted(troubles, key=lambda one: one.level == INFO)
 
 
 def purge_time(overview: PipelineOverview) -> datetime | None:

@@ -90,7 +90,7 @@ def test_what_stops_the_whole_copy_comes_before_single_tables(reader: StateDatab
     reader.end_epoch("p", epoch, "stopped")
     _, level, troubles = judged(reader, utc_now() + timedelta(minutes=16))
     assert level == "failed"
-    codes = ["purge_due", "stream_stopped", "tables_suspended", "tables_suspended_on_request"]
+    codes = ["stream_stopped", "purge_due", "tables_suspended", "tables_suspended_on_request"]
     assert [one.code for one in troubles] == codes
 
 

@@ -103,7 +103,7 @@ export function distinctTroubles(p) {
 const isSame = (trouble, event) => event.level === "failed" && (trouble.about?.table ? event.table === trouble.about.table : trouble.level === "failed" && trouble.about?.view === "stream" && !event.table);
 
 /** Actions on the whole pipeline that stand beside a trouble, and need not stand anywhere else. */
-export const actsOfTroubles = (p) => new Set(distinctTroubles(p).filter((one) => !one.about?.table && (one.about?.group ?? null) === null).flatMap((one) => one.acts ?? []));
+export const actsOfTroubles = (p) => new Set(distinctTroubles(p).filter((one) => !isAboutOne(one)).flatMap((one) => one.acts ?? []));
 
 /** Troubles, the event beside each, and the other events. One that began a trouble which lasts is acknowledged there. */
 function problemsOf(p) {
