@@ -23,7 +23,7 @@ DAG, NAME = "cdc_demo", "shop"
 PLAN, SNAPSHOT, STREAM = f"{NAME}.plan_chunks", f"{NAME}.snapshot", f"{NAME}.stream"
 #: States that are worth a line, and seconds between two lines about chunks and batches.
 SHOWN, OFTEN = ENDED | {"running", "deferred", "up_for_retry"}, 3.0
-#: The error of a task that is not retried by itself, in its log.
+#: The error in the log of a task that Airflow does not retry.
 _ERROR = re.compile(r"^\s*AirflowFailException: (.+)$", re.MULTILINE)
 
 
@@ -61,7 +61,7 @@ class Page:
 
 
 class Run:
-    """A run of the DAG: what becomes of its tasks, chunks that are read, batches."""
+    """A run of the DAG: its tasks, the chunks that are read, and the batches."""
 
     def __init__(self, shop: Shop, airflow: Airflow) -> None:
         self._shop, self._client, self._page = shop, airflow.client, Page(airflow)
@@ -103,7 +103,7 @@ class Run:
                         f"task {_label(task)} is {task.state}; the end of its log:\n{self._log(task)[-3000:]}"
                     )
             if self.state(STREAM) in ENDED:
-                raise DemoFailed(f"the stream's task is {self.state(STREAM)}: somebody has stopped it")
+                raise DemoFailed(f"the stream's task is {self.state(STREAM)}: it was stopped from outside")
             if time.monotonic() > max(begun, self._said) + PATIENCE:
                 states = {_label(task): task.state for task in self._tasks.values()}
                 raise DemoFailed(f"nothing new in {PATIENCE:g} s; the tasks are {states}")
@@ -189,7 +189,7 @@ class Run:
 
         :raises AssertionError: if the run does not end well.
         """
-        self._client.pause(DAG)  # a run that somebody has queued meanwhile would go on with the stream
+        self._client.pause(DAG)  # another queued run would continue the stream
         self._client.mark(DAG, self._id, STREAM, "success")
         deadline, asked = time.monotonic() + PATIENCE, False
         while (run := self._stream()).state == "running" or session_members(run.pid):

@@ -12,7 +12,7 @@ from airflow_provider_cdc import Pipeline, Sink, Snapshot, Source, cdc_pipeline
 
 shop = Pipeline(
     name="shop",
-    source=Source(conn_id="cdc_source", tables=("shop..*",)),
+    source=Source(conn_id="cdc_source", tables=(r"shop\..*",)),
     snapshot=Snapshot(chunk_rows=int(os.environ["CDC_CHUNK_ROWS"]), group_rows=int(os.environ["CDC_GROUP_ROWS"])),
     sink=Sink(path=os.environ["CDC_LAKE"], conn_id=os.environ["CDC_LAKE_CONN_ID"] or None),
 )
