@@ -35,7 +35,7 @@ class Page:
 
     def knows_pipeline(self) -> bool:
         """Whether the list of pipelines has the one of the demo, with its state database."""
-        return self._book() is not None
+        return self._database_key() is not None
 
     def retry_group(self, group: int, *, dry_run: bool) -> dict[str, Any]:
         """Press *Retry* of a chunk group.
@@ -44,9 +44,9 @@ class Page:
         :raises ApiError: when the page refuses.
         """
         act = {"group": group, "dry_run": dry_run}
-        return dict(self._ask("POST", f"/{self._book()}/{NAME}/acts/retry", act))
+        return dict(self._ask("POST", f"/{self._database_key()}/{NAME}/acts/retry", act))
 
-    def _book(self) -> str | None:
+    def _database_key(self) -> str | None:
         lines = self._ask("GET", "")["pipelines"]
         return next((line["book"] for line in lines if line["name"] == NAME), None)
 
@@ -79,7 +79,7 @@ class Run:
             self._tasks = {(task.task_id, task.map_index): task for task in tasks}
             for key, task in self._tasks.items():
                 if task.state in SHOWN and (key not in old or task.state != old[key].state):
-                    self._say(f"{_label(task)}: {task.state}")
+                    self._say(f"{_task_label(task)}: {task.state}")
         if self.state(PLAN) == "success" and time.monotonic() - self._said > seconds:
             self._look_at_books()
 
@@ -100,12 +100,12 @@ class Run:
             for task in self._tasks.values():
                 if task.state in ("failed", "upstream_failed") and task.task_id != may_fail:
                     raise DemoFailed(
-                        f"task {_label(task)} is {task.state}; the end of its log:\n{self._log(task)[-3000:]}"
+                        f"task {_task_label(task)} is {task.state}; the end of its log:\n{self._task_log(task)[-3000:]}"
                     )
             if self.state(STREAM) in ENDED:
                 raise DemoFailed(f"the stream's task is {self.state(STREAM)}: it was stopped from outside")
             if time.monotonic() > max(begun, self._said) + PATIENCE:
-                states = {_label(task): task.state for task in self._tasks.values()}
+                states = {_task_label(task): task.state for task in self._tasks.values()}
                 raise DemoFailed(f"nothing new in {PATIENCE:g} s; the tasks are {states}")
             time.sleep(PAUSE)
 
@@ -142,15 +142,17 @@ class Run:
         :returns: the chunk group that is not published.
         :raises DemoFailed: unless it is one, and all others are published.
         """
-        self.wait(lambda: bool(mapped := self._mapped()) and all(t.state in ENDED for t in mapped), may_fail=SNAPSHOT)
-        group = find_failed_group(self._groups())
-        failed = [task for task in self._mapped() if task.state == "failed"]
-        errors = [error for task in failed for error in _ERROR.findall(self._log(task))]
+        self.wait(
+            lambda: bool(mapped := self._mapped_tasks()) and all(t.state in ENDED for t in mapped), may_fail=SNAPSHOT
+        )
+        group = find_failed_group(self._chunk_groups())
+        failed = [task for task in self._mapped_tasks() if task.state == "failed"]
+        errors = [error for task in failed for error in _ERROR.findall(self._task_log(task))]
         if len(errors) != 1:
             raise DemoFailed(
                 f"{len(failed)} mapped tasks have failed, and their logs have {len(errors)} errors, not one"
             )
-        self._shop.screen.say(f"The log of {_label(failed[0])} says: {errors[0]}", "yellow")
+        self._shop.screen.say(f"The log of {_task_label(failed[0])} says: {errors[0]}", "yellow")
         return group
 
     def retry(self, failed: ChunkGroupRow) -> None:
@@ -158,26 +160,26 @@ class Run:
 
         :raises DemoFailed: when another group was read again, or this one was not.
         """
-        before = {group.group_no: group.attempt for group in self._groups()}
+        before = {group.group_no: group.attempt for group in self._chunk_groups()}
         self.wait(self._page.knows_pipeline, may_fail=SNAPSHOT)
         says = self._page.retry_group(failed.group_no, dry_run=True)
         self._shop.screen.say(f"Retry on the page: {says['says'] or says['why_not']}")
         self._page.retry_group(failed.group_no, dry_run=False)
         self._tasks = {key: task for key, task in self._tasks.items() if task.state != "failed"}  # it is cleared
-        self.wait(lambda: all(group.state == "done" for group in self._groups()))
-        check_read_again(before, self._groups(), failed.group_no)
+        self.wait(lambda: all(group.state == "done" for group in self._chunk_groups()))
+        check_read_again(before, self._chunk_groups(), failed.group_no)
         once = format_numbers(set(before) - {failed.group_no})
         self._shop.screen.say(
             f"Chunk group {failed.group_no} is published; of the others ({once}), none was read again"
         )
 
-    def _mapped(self) -> list[TaskInstance]:
+    def _mapped_tasks(self) -> list[TaskInstance]:
         return [task for (name, index), task in self._tasks.items() if name == SNAPSHOT and index >= 0]
 
-    def _log(self, task: TaskInstance) -> str:
+    def _task_log(self, task: TaskInstance) -> str:
         return self._client.log(DAG, self._id, task.task_id, map_index=task.map_index)
 
-    def _groups(self) -> list[ChunkGroupRow]:
+    def _chunk_groups(self) -> list[ChunkGroupRow]:
         with closing(self._shop.store()) as store:
             snapshot = store.snapshot(NAME)
             return store.groups(NAME, snapshot.generation) if snapshot else []
@@ -254,7 +256,7 @@ def check_read_again(before: Mapping[int, int], groups: Sequence[ChunkGroupRow],
         raise DemoFailed(f"chunk groups that were read again: {again}, and not {failed} alone")
 
 
-def _label(task: TaskInstance) -> str:
+def _task_label(task: TaskInstance) -> str:
     if task.map_index < 0:
         return task.task_id
     return f"{task.task_id} [{task.rendered_map_index or task.map_index}]"

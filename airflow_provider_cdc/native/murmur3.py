@@ -17,7 +17,7 @@ def _rotate_left(word: Any, bits: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _mix(word: Any) -> Any:
+def _mix_word(word: Any) -> Any:
     return np.uint32(_rotate_left(np.uint32(word * np.uint32(0xCC9E2D51)), 15) * np.uint32(0x1B873593))
 
 
@@ -39,7 +39,7 @@ def hash_bytes(data: Any, starts: Any, stops: Any, hashes: Any) -> None:
                 | (np.uint32(data[at + 2]) << np.uint32(16))
                 | (np.uint32(data[at + 3]) << np.uint32(24))
             )
-            state = np.uint32(state ^ _mix(word))
+            state = np.uint32(state ^ _mix_word(word))
             state = np.uint32(_rotate_left(state, 13) * np.uint32(5) + np.uint32(0xE6546B64))
             at += 4
         if at < stop:
@@ -48,7 +48,7 @@ def hash_bytes(data: Any, starts: Any, stops: Any, hashes: Any) -> None:
                 word = word | (np.uint32(data[at]) << shift)
                 shift = np.uint32(shift + np.uint32(8))
                 at += 1
-            state = np.uint32(state ^ _mix(word))
+            state = np.uint32(state ^ _mix_word(word))
         state = np.uint32(state ^ length)
         state = np.uint32((state ^ (state >> np.uint32(16))) * np.uint32(0x85EBCA6B))
         state = np.uint32((state ^ (state >> np.uint32(13))) * np.uint32(0xC2B2AE35))

@@ -119,7 +119,7 @@ def test_columns_and_partitions() -> None:
     added = updates_of.add_schema(editor.build_schema(1), editor.last_column_id)
     changed = change(metadata, added, updates_of.set_current_schema())
     assert changed.json["current-schema-id"] == 1 and changed.last_column_id == 3
-    assert [*changed.schemas] == [0, 1] and changed.current_schema.column("n").initial_default == 1
+    assert [*changed.schemas] == [0, 1] and changed.current_schema.require_column("n").initial_default == 1
     back = updates_of.apply_updates(changed, [updates_of.add_schema(SCHEMA, 3), updates_of.set_current_schema()], NOW)
     assert [*back.schemas] == [0, 1] and back.json["current-schema-id"] == 0, "an equal schema has its id"
     spec = new_partition_spec(

@@ -50,7 +50,7 @@ def test_a_new_schema() -> None:
         (5, "ratio", "float", False),
     ]
     assert schema.highest_field_id == 6, "the element of the list"
-    assert schema.identifier_field_ids == (1,) and schema.column("price").doc == "in euros"
+    assert schema.identifier_field_ids == (1,) and schema.require_column("price").doc == "in euros"
     theirs = as_pyiceberg(schema)
     assert theirs.identifier_field_ids == [1] and theirs.highest_field_id == 6
     assert [f.metadata[b"PARQUET:field_id"] for f in schema.arrow_schema()] == [b"1", b"2", b"3", b"4", b"5"]
@@ -95,9 +95,9 @@ def test_a_column_that_comes_back_has_another_id() -> None:
     change.drop_column("ratio")
     change.add_column("ratio", pa.float32())
     schema = change.build_schema(1)
-    assert schema.column("ratio").id == 21 and change.last_column_id == 21, "20 was used once"
+    assert schema.require_column("ratio").id == 21 and change.last_column_id == 21, "20 was used once"
     change.add_column("w", pa.list_(pa.float32()))
-    assert change.build_schema(2).column("w").type.element_id == 23  # type: ignore[union-attr]
+    assert change.build_schema(2).require_column("w").type.element_id == 23  # type: ignore[union-attr]
     assert change.last_column_id == 23
 
 
@@ -140,7 +140,7 @@ def test_other_types_are_refused(name: str, kind: pa.DataType) -> None:
 def test_a_default_is_free_in_version_3() -> None:
     change = editor()
     change.add_column("n", pa.int32(), required=True, default=7, doc="added")
-    column = change.build_schema(1).column("n")
+    column = change.build_schema(1).require_column("n")
     assert column.to_json() == {
         "id": 21,
         "name": "n",
@@ -151,7 +151,7 @@ def test_a_default_is_free_in_version_3() -> None:
         "write-default": 7,
     }
     change.set_write_default("n", 8)
-    column = change.build_schema(1).column("n")
+    column = change.build_schema(1).require_column("n")
     assert (column.initial_default, column.write_default) == (7, 8), "existing rows are as before"
     assert as_pyiceberg(change.build_schema(1)).find_field("n").initial_default == 7
     with pytest.raises(TerminalError, match="column n .*: it is NOT NULL, so its default cannot be NULL"):
@@ -184,7 +184,7 @@ def test_null_and_comments() -> None:
     change = SchemaEditor(new_schema(COLUMNS, 3, required=["price"]), 6, 3)
     change.make_optional("price")
     change.set_doc("price", "new")
-    column = change.build_schema(1).column("price")
+    column = change.build_schema(1).require_column("price")
     assert (column.required, column.doc) == (False, "new")
     assert not change.build_schema(9).has_same_fields(new_schema(COLUMNS, 3, required=["price"]))
     assert SchemaEditor(table_schema(), 6, 3).build_schema(9).has_same_fields(table_schema())
@@ -206,6 +206,6 @@ def test_name_mappings_as_pyiceberg_has_them(kind: Any) -> None:
 
 def test_the_columns_of_a_table() -> None:
     with pytest.raises(TerminalError, match="has no column nope, but id, v, a.b, price, ratio"):
-        table_schema().column("nope")
+        table_schema().require_column("nope")
     assert table_schema().primitive_type_of(2) is None and table_schema().primitive_type_of(99) is None
     assert str(table_schema().primitive_type_of(6)) == "float"

@@ -97,36 +97,39 @@ def manifest_schema(partition: tuple[tuple[int, str, PrimitiveType], ...], forma
 
     :param partition: id, name and type of each partition field.
     """
-    values = [_field(avro_name(name), number, _nullable(_avro_type(number, kind))) for number, name, kind in partition]
+    values = [
+        _avro_field(avro_name(name), number, _optional_type(_avro_type(number, kind)))
+        for number, name, kind in partition
+    ]
     new_in_version_3 = [
-        _field("first_row_id", 142, _nullable("long")),
-        _field("referenced_data_file", 143, _nullable("string")),
-        _field("content_offset", 144, _nullable("long")),
-        _field("content_size_in_bytes", 145, _nullable("long")),
+        _avro_field("first_row_id", 142, _optional_type("long")),
+        _avro_field("referenced_data_file", 143, _optional_type("string")),
+        _avro_field("content_offset", 144, _optional_type("long")),
+        _avro_field("content_size_in_bytes", 145, _optional_type("long")),
     ]
     data_file = [
-        _field("content", 134, "int"),
-        _field("file_path", 100, "string"),
-        _field("file_format", 101, "string"),
-        _field("partition", 102, {"type": "record", "name": "r102", "fields": values}),
-        _field("record_count", 103, "long"),
-        _field("file_size_in_bytes", 104, "long"),
+        _avro_field("content", 134, "int"),
+        _avro_field("file_path", 100, "string"),
+        _avro_field("file_format", 101, "string"),
+        _avro_field("partition", 102, {"type": "record", "name": "r102", "fields": values}),
+        _avro_field("record_count", 103, "long"),
+        _avro_field("file_size_in_bytes", 104, "long"),
         *(
-            _field(name, number, _nullable(_map(key_id, value_id, kind)))
+            _avro_field(name, number, _optional_type(_map_type(key_id, value_id, kind)))
             for name, number, key_id, value_id, kind in _METRICS
         ),
-        _field("key_metadata", 131, _nullable("bytes")),
-        _field("split_offsets", 132, _nullable({"type": "array", "items": "long", "element-id": 133})),
-        _field("equality_ids", 135, _nullable({"type": "array", "items": "int", "element-id": 136})),
-        _field("sort_order_id", 140, _nullable("int")),
+        _avro_field("key_metadata", 131, _optional_type("bytes")),
+        _avro_field("split_offsets", 132, _optional_type({"type": "array", "items": "long", "element-id": 133})),
+        _avro_field("equality_ids", 135, _optional_type({"type": "array", "items": "int", "element-id": 136})),
+        _avro_field("sort_order_id", 140, _optional_type("int")),
         *(new_in_version_3 if format_version >= 3 else new_in_version_3[1:2]),
     ]
     entry = [
-        _field("status", 0, "int"),
-        _field("snapshot_id", 1, _nullable("long")),
-        _field("sequence_number", 3, _nullable("long")),
-        _field("file_sequence_number", 4, _nullable("long")),
-        _field("data_file", 2, {"type": "record", "name": "r2", "fields": data_file}),
+        _avro_field("status", 0, "int"),
+        _avro_field("snapshot_id", 1, _optional_type("long")),
+        _avro_field("sequence_number", 3, _optional_type("long")),
+        _avro_field("file_sequence_number", 4, _optional_type("long")),
+        _avro_field("data_file", 2, {"type": "record", "name": "r2", "fields": data_file}),
     ]
     return fastavro.parse_schema({"type": "record", "name": "manifest_entry", "fields": entry})
 
@@ -135,10 +138,10 @@ def manifest_schema(partition: tuple[tuple[int, str, PrimitiveType], ...], forma
 def manifest_list_schema(format_version: int) -> Any:
     """Return the parsed Avro schema of a manifest list."""
     summary = [
-        _field("contains_null", 509, "boolean"),
-        _field("contains_nan", 518, _nullable("boolean")),
-        _field("lower_bound", 510, _nullable("bytes")),
-        _field("upper_bound", 511, _nullable("bytes")),
+        _avro_field("contains_null", 509, "boolean"),
+        _avro_field("contains_nan", 518, _optional_type("boolean")),
+        _avro_field("lower_bound", 510, _optional_type("bytes")),
+        _avro_field("upper_bound", 511, _optional_type("bytes")),
     ]
     partitions = {
         "type": "array",
@@ -146,17 +149,17 @@ def manifest_list_schema(format_version: int) -> Any:
         "element-id": 508,
     }
     fields = [
-        _field("manifest_path", 500, "string"),
-        _field("manifest_length", 501, "long"),
-        _field("partition_spec_id", 502, "int"),
-        _field("content", 517, "int"),
-        _field("sequence_number", 515, "long"),
-        _field("min_sequence_number", 516, "long"),
-        _field("added_snapshot_id", 503, "long"),
-        *(_field(name, number, kind) for name, number, kind in _COUNTS),
-        _field("partitions", 507, _nullable(partitions)),
-        _field("key_metadata", 519, _nullable("bytes")),
-        *([_field("first_row_id", 520, _nullable("long"))] if format_version >= 3 else []),
+        _avro_field("manifest_path", 500, "string"),
+        _avro_field("manifest_length", 501, "long"),
+        _avro_field("partition_spec_id", 502, "int"),
+        _avro_field("content", 517, "int"),
+        _avro_field("sequence_number", 515, "long"),
+        _avro_field("min_sequence_number", 516, "long"),
+        _avro_field("added_snapshot_id", 503, "long"),
+        *(_avro_field(name, number, kind) for name, number, kind in _COUNTS),
+        _avro_field("partitions", 507, _optional_type(partitions)),
+        _avro_field("key_metadata", 519, _optional_type("bytes")),
+        *([_avro_field("first_row_id", 520, _optional_type("long"))] if format_version >= 3 else []),
     ]
     return fastavro.parse_schema({"type": "record", "name": "manifest_file", "fields": fields})
 
@@ -170,11 +173,17 @@ def avro_name(name: str) -> str:
     """Return a name that Avro allows, as other writers make it."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         return name
-    first = name[0] if re.match(r"[A-Za-z_]", name) else f"_{name[0]}" if name[0].isdecimal() else _escaped(name[0])
-    return first + "".join(c if re.match(r"[A-Za-z0-9_]", c) else _escaped(c) for c in name[1:])
+    first = (
+        name[0]
+        if re.match(r"[A-Za-z_]", name)
+        else f"_{name[0]}"
+        if name[0].isdecimal()
+        else _escape_character(name[0])
+    )
+    return first + "".join(c if re.match(r"[A-Za-z0-9_]", c) else _escape_character(c) for c in name[1:])
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     return f"_x{ord(character):X}"
 
 
@@ -195,17 +204,17 @@ def _avro_type(number: int, kind: PrimitiveType) -> Any:
     return _AVRO_TYPES[kind.name]
 
 
-def _field(name: str, number: int, kind: Any) -> dict[str, Any]:
+def _avro_field(name: str, number: int, kind: Any) -> dict[str, Any]:
     default = {"default": None} if isinstance(kind, list) else {}
     return {"name": name, "type": kind, "field-id": number, **default}
 
 
-def _nullable(kind: Any) -> list[Any]:
+def _optional_type(kind: Any) -> list[Any]:
     return ["null", kind]
 
 
-def _map(key_id: int, value_id: int, kind: str) -> dict[str, Any]:
-    pair = [_field("key", key_id, "int"), _field("value", value_id, kind)]
+def _map_type(key_id: int, value_id: int, kind: str) -> dict[str, Any]:
+    pair = [_avro_field("key", key_id, "int"), _avro_field("value", value_id, kind)]
     return {
         "type": "array",
         "logicalType": "map",

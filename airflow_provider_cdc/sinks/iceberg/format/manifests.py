@@ -175,7 +175,8 @@ def write_manifest(
         existing_rows_count=sum(counts[EntryStatus.EXISTING]),
         deleted_rows_count=sum(counts[EntryStatus.DELETED]),
         partitions=tuple(
-            _summarize([entry.file.partition.get(number) for entry in entries], kind) for number, _, kind in partition
+            _summarize_partition([entry.file.partition.get(number) for entry in entries], kind)
+            for number, _, kind in partition
         ),
     )
 
@@ -293,7 +294,7 @@ def _from_record(record: Mapping[str, Any], manifest: ManifestFile) -> ManifestE
     )
 
 
-def _summarize(values: Sequence[Any], kind: PrimitiveType) -> PartitionSummary:
+def _summarize_partition(values: Sequence[Any], kind: PrimitiveType) -> PartitionSummary:
     numbers = [value for value in values if value is not None and value == value]
     has_nan = len(numbers) < sum(value is not None for value in values)
     # Of the two zeros of a float, the negative one comes first.

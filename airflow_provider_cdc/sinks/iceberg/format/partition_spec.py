@@ -64,7 +64,7 @@ class PartitionSpec:
         types = {}
         for part in self.fields:
             source = schema.primitive_type_of(part.source_ids[0]) if len(part.source_ids) == 1 else None
-            if source is None or not part.transform.accepts(source):
+            if source is None or not part.transform.accepts_type(source):
                 raise TerminalError(
                     f"partition field {part.name} of an Iceberg table has the transform {part.transform.text} of "
                     f"{source or 'columns that this version does not support'}",
@@ -116,8 +116,8 @@ def new_partition_spec(
     fields, names = list[IcebergPartitionField](), {*schema.columns}
     for column, text in wanted:
         transform = Transform(text)
-        source = schema.column(column)
-        if not isinstance(source.type, PrimitiveType) or not transform.accepts(source.type):
+        source = schema.require_column(column)
+        if not isinstance(source.type, PrimitiveType) or not transform.accepts_type(source.type):
             raise NotReadyError(
                 f"column {column} of type {source.type} cannot partition an Iceberg table by {text}",
                 "Partition by another column, or by identity, bucket[n], truncate[n], year, month, day or hour",

@@ -70,7 +70,7 @@ class IcebergSchema:
         """The highest field id."""
         return max(self.fields_by_id, default=0)
 
-    def column(self, name: str) -> NestedField:
+    def require_column(self, name: str) -> NestedField:
         """Return a column.
 
         :raises TerminalError: if there is none.

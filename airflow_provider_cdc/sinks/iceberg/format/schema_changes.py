@@ -76,10 +76,12 @@ class SchemaEditor:
         default_json = None
         if default is not None:
             if self._format_version < 3 or not isinstance(kind, PrimitiveType):
-                raise self._refusal(name, f"a table of format version {self._format_version} has no default of {kind}")
+                raise self._refused_change(
+                    name, f"a table of format version {self._format_version} has no default of {kind}"
+                )
             default_json = value_to_json(kind, default)
         if required and default_json is None:
-            raise self._refusal(name, "it is NOT NULL and has no default for the rows that exist")
+            raise self._refused_change(name, "it is NOT NULL and has no default for the rows that exist")
         self._fields[name] = NestedField(column_id, name, kind, required, doc, default_json, default_json)
 
     def drop_column(self, name: str) -> None:
@@ -87,15 +89,15 @@ class SchemaEditor:
 
         :raises TerminalError: if it identifies rows or partitions them.
         """
-        column = self._column(name)
+        column = self._find_column(name)
         used = {*self._schema.identifier_field_ids} | self._used_in_partitions
         if used & {nested.id for nested in walk_fields((column,))}:
-            raise self._refusal(name, "it identifies rows or partitions the table, so it cannot be dropped")
+            raise self._refused_change(name, "it identifies rows or partitions the table, so it cannot be dropped")
         del self._fields[name]
 
     def rename_column(self, name: str, new_name: str) -> None:
         """Rename a column; its field id stays."""
-        column = self._column(name)
+        column = self._find_column(name)
         check_column_names([*(other for other in self._fields if other != name), new_name])
         # In place: its order in the table stays.
         renamed = {n: f for n, f in self._fields.items() if n != name}
@@ -109,14 +111,14 @@ class SchemaEditor:
         :param arrow_type: type of its values from then on.
         :raises TerminalError: if files with values of the old type would not be read as the new one.
         """
-        column = self._column(name)
+        column = self._find_column(name)
         kind = type_of_arrow(name, arrow_type, self._next_ids(), self._format_version)
         if kind == column.type:
             return
         if not is_promotion(column.type, kind, self._format_version):
-            raise self._refusal(name, f"its type cannot become {kind}, it is {column.type}")
+            raise self._refused_change(name, f"its type cannot become {kind}, it is {column.type}")
         if str(column.type) == "date" and column.id in self._used_in_partitions:
-            raise self._refusal(name, "it partitions the table, and its partitions would be others")
+            raise self._refused_change(name, "it partitions the table, and its partitions would be others")
         check_type(name, kind, self._format_version)
         self._fields[name] = replace(column, type=kind)
 
@@ -125,22 +127,22 @@ class SchemaEditor:
 
         :raises TerminalError: if it identifies rows.
         """
-        column = self._column(name)
+        column = self._find_column(name)
         if column.id in self._schema.identifier_field_ids:
-            raise self._refusal(name, "it identifies rows, so it cannot be NULL")
+            raise self._refused_change(name, "it identifies rows, so it cannot be NULL")
         self._fields[name] = replace(column, required=False)
 
     def set_doc(self, name: str, doc: str | None) -> None:
         """Change the comment of a column."""
-        self._fields[name] = replace(self._column(name), doc=doc)
+        self._fields[name] = replace(self._find_column(name), doc=doc)
 
     def set_write_default(self, name: str, default: Any) -> None:
         """Change the value of a column in new rows of writers that supply none; existing rows are unchanged."""
-        column = self._column(name)
+        column = self._find_column(name)
         if default is not None and (self._format_version < 3 or not isinstance(column.type, PrimitiveType)):
-            raise self._refusal(name, f"a table of format version {self._format_version} has no default of it")
+            raise self._refused_change(name, f"a table of format version {self._format_version} has no default of it")
         if default is None and column.required:
-            raise self._refusal(name, "it is NOT NULL, so its default cannot be NULL")
+            raise self._refused_change(name, "it is NOT NULL, so its default cannot be NULL")
         kind = column.type
         value = value_to_json(kind, default) if default is not None and isinstance(kind, PrimitiveType) else None
         self._fields[name] = replace(column, write_default=value)
@@ -162,9 +164,9 @@ class SchemaEditor:
         """
         return replace(self._schema, schema_id=schema_id, fields=tuple(self._fields.values()))
 
-    def _column(self, name: str) -> NestedField:
+    def _find_column(self, name: str) -> NestedField:
         if name not in self._fields:
-            raise self._refusal(name, "there is no such column")
+            raise self._refused_change(name, "there is no such column")
         return self._fields[name]
 
     def _next_id(self) -> int:
@@ -176,5 +178,5 @@ class SchemaEditor:
     def _next_ids(self) -> Iterator[int]:
         return (self._next_id() for _ in itertools.count())
 
-    def _refusal(self, name: str, problem: str) -> TerminalError:
+    def _refused_change(self, name: str, problem: str) -> TerminalError:
         return TerminalError(f"column {name} of the Iceberg table cannot change: {problem}", _RESNAPSHOT_REMEDY)

@@ -166,6 +166,8 @@ def expired_snapshots(
     :param max_count: number of snapshots of ``main`` that are retained although they are young enough, but not fewer
         than its ``min-snapshots-to-keep``; ``None`` for all.
     """
+    if not refs:
+        return []
     retained = set[int]()
     for name, ref in refs.items():
         if ref.get("type", BRANCH) == TAG:
@@ -181,7 +183,5 @@ def expired_snapshots(
             if number >= max(at_least, 1) and (too_old or number >= at_most):
                 break
             retained.add(snapshot.snapshot_id)
-    if not refs:
-        return []
     expired = [snapshot for number, snapshot in snapshots.items() if number not in retained]
     return [snapshot.snapshot_id for snapshot in sorted(expired, key=lambda s: (s.sequence_number, s.timestamp_ms))]

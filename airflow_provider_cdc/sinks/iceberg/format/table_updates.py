@@ -149,7 +149,9 @@ def apply_updates(
     changed_ms = max(now_ms, metadata.last_updated_ms)
     added = dict[str, int]()
     for update in updates:
-        _ACTIONS[update["action"]](json, update, changed_ms, added) if update["action"] in _ACTIONS else _refuse(update)
+        _ACTIONS[update["action"]](json, update, changed_ms, added) if update["action"] in _ACTIONS else _refuse_update(
+            update
+        )
     json["last-updated-ms"] = changed_ms
     if metadata_location is not None:
         log = [*(json.get("metadata-log") or ())]
@@ -224,7 +226,9 @@ def _add_schema(json: dict[str, Any], update: Update, now_ms: int, added: dict[s
 
 
 def _set_current_schema(json: dict[str, Any], update: Update, now_ms: int, added: dict[str, int]) -> None:
-    json["current-schema-id"] = _existing(json, "schemas", "schema-id", update["schema-id"], added.get("schema"))
+    json["current-schema-id"] = _find_existing_id(
+        json, "schemas", "schema-id", update["schema-id"], added.get("schema")
+    )
 
 
 def _add_spec(json: dict[str, Any], update: Update, now_ms: int, added: dict[str, int]) -> None:
@@ -234,7 +238,9 @@ def _add_spec(json: dict[str, Any], update: Update, now_ms: int, added: dict[str
 
 
 def _set_default_spec(json: dict[str, Any], update: Update, now_ms: int, added: dict[str, int]) -> None:
-    json["default-spec-id"] = _existing(json, "partition-specs", "spec-id", update["spec-id"], added.get("spec"))
+    json["default-spec-id"] = _find_existing_id(
+        json, "partition-specs", "spec-id", update["spec-id"], added.get("spec")
+    )
 
 
 def _reuse_or_append(json: dict[str, Any], member: str, id_name: str, value: Mapping[str, Any]) -> int:
@@ -247,14 +253,14 @@ def _reuse_or_append(json: dict[str, Any], member: str, id_name: str, value: Map
     return int(number)
 
 
-def _existing(json: dict[str, Any], member: str, id_name: str, number: int, last_added: int | None) -> int:
+def _find_existing_id(json: dict[str, Any], member: str, id_name: str, number: int, last_added: int | None) -> int:
     found = last_added if number == LAST_ADDED else number
     if found is None or found not in {known[id_name] for known in json[member]}:
         raise ValueError(f"there is no {id_name} {number}")
     return int(found)
 
 
-def _refuse(update: Update) -> None:
+def _refuse_update(update: Update) -> None:
     raise ValueError(f"unknown update {update['action']}")
 
 

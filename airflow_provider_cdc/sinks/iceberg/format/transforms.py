@@ -56,7 +56,7 @@ class Transform:
             return 0 < self.width <= _MAX_WIDTH
         return self.kind in ("identity", "void", *_DATE_PARTS)
 
-    def accepts(self, source: PrimitiveType) -> bool:
+    def accepts_type(self, source: PrimitiveType) -> bool:
         """Return whether it can be applied to a type."""
         if not self.is_known:
             return False
@@ -82,7 +82,7 @@ class Transform:
             if self.kind == "bucket" and (hashes := hash_column(values)) is not None:
                 buckets = (hashes & np.int32(0x7FFFFFFF)) % np.int32(self.width)
                 return _with_nulls_of(values, pa.array(buckets))
-            if self.kind == "truncate" and (truncated := _truncate(values, self.width)) is not None:
+            if self.kind == "truncate" and (truncated := _truncate_column(values, self.width)) is not None:
                 return truncated
             if self.kind in _DATE_PARTS and (part := _date_part(values, self.kind)) is not None:
                 return part
@@ -103,10 +103,10 @@ def hash_column(values: pa.Array) -> Any:
         per_microsecond = 1000 if kind.unit == "ns" else 1
         if kind.unit not in ("us", "ns"):
             return None
-        numbers = _numbers(values.cast(pa.int64())) // per_microsecond
+        numbers = _integers_of(values.cast(pa.int64())) // per_microsecond
         values, kind = _with_nulls_of(values, pa.array(numbers)), pa.int64()
     if pa.types.is_signed_integer(kind):
-        data = np.ascontiguousarray(_numbers(values).astype("<i8")).view(np.uint8)
+        data = np.ascontiguousarray(_integers_of(values).astype("<i8")).view(np.uint8)
         starts = np.arange(len(values), dtype=np.int64) * 8
         stops = starts + 8
     elif pa.types.is_decimal128(kind):
@@ -128,10 +128,10 @@ def hash_column(values: pa.Array) -> Any:
     return hashes
 
 
-def _truncate(values: pa.Array, width: int) -> pa.Array | None:
+def _truncate_column(values: pa.Array, width: int) -> pa.Array | None:
     kind = values.type
     if pa.types.is_signed_integer(kind):
-        numbers = _numbers(values)
+        numbers = _integers_of(values)
         # The remainder of numpy is never negative. What does not fit wraps, as in Java.
         return _with_nulls_of(values, pa.array(numbers - numbers % numbers.dtype.type(width)))
     if pa.types.is_decimal128(kind):
@@ -147,16 +147,16 @@ def _date_part(values: pa.Array, part: str) -> pa.Array | None:
     """Return years, months, days or hours since 1970."""
     kind = values.type
     if pa.types.is_date32(kind) and part != "hour":
-        dates = _numbers(values.cast(pa.int32())).astype("M8[D]")
+        dates = _integers_of(values.cast(pa.int32())).astype("M8[D]")
     elif pa.types.is_timestamp(kind) and kind.unit in ("us", "ns"):
-        dates = _numbers(values.cast(pa.int64())).astype(f"M8[{kind.unit}]")
+        dates = _integers_of(values.cast(pa.int64())).astype(f"M8[{kind.unit}]")
     else:
         return None
     numbers = pa.array(dates.astype(f"M8[{_NUMPY_UNITS[part]}]").astype(np.int64).astype(np.int32))
     return _with_nulls_of(values, numbers.cast(pa.date32()) if part == "day" else numbers)
 
 
-def _numbers(values: pa.Array) -> Any:
+def _integers_of(values: pa.Array) -> Any:
     """Return integers as a numpy array, 0 for NULL. Small ones get the 32 bits with which they are stored."""
     if values.type in (pa.int8(), pa.int16()):
         values = values.cast(pa.int32())

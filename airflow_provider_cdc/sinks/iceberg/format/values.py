@@ -154,11 +154,11 @@ def values_of_array(array: pa.Array) -> list[Any]:
         array = array.cast(pa.int64())
     values: list[Any] = array.to_pylist()
     if pa.types.is_decimal(kind):
-        return [None if value is None else _unscaled(value, kind.scale) for value in values]
+        return [None if value is None else _unscaled_number(value, kind.scale) for value in values]
     return values
 
 
-def _unscaled(value: Any, scale: int) -> int:
+def _unscaled_number(value: Any, scale: int) -> int:
     sign, digits, exponent = value.as_tuple()
     number: int = int("".join(map(str, digits))) * 10 ** (exponent + scale)
     return -number if sign else number
