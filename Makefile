@@ -85,7 +85,7 @@ bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replica
 bench-groups: setup ## Time a snapshot whose tasks read one chunk group each, and several each (CDC_BENCH_ROWS=n, CDC_BENCH_GROUPS=n)
 	@$(BIN)/python -m bench.groups
 
-bench-start: setup ## Time the start of a chunk group's driver until its first row: cold and warm (CDC_BENCH_ROUNDS=n)
+bench-start: setup ## Time the start of a chunk group's driver until its first row: cold, warm, warmed up (CDC_BENCH_ROUNDS=n)
 	@$(BIN)/python -m bench.start
 
 jvm: setup

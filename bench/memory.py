@@ -53,7 +53,7 @@ class Peaks:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                 peak = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-                if b"pyspark.daemon" in command:
+                if b"spark.worker_daemon" in command:
                     self.workers[pid] = max(peak, self.workers.get(pid, 0))
                 elif pid == session:
                     self.driver = peak

@@ -1,11 +1,12 @@
 """What the driver of a chunk group costs from its start until the first row is read.
 
 Drivers read one small group each, by the same command that Airflow's tasks run; Airflow itself is left out, and the
-plan is made beforehand. A round has two starts: *cold*, with an empty cache folder, so that machine code is compiled;
-and *warm*, with the folder as the cold start has left it. What counts is the median of the rounds. CPU seconds are
-those of the driver and all that it has started, from its start to its end.
+plan is made beforehand. A round has three starts: *cold*, with an empty cache folder, so that machine code is compiled;
+*warm*, with the folder as the cold start has left it; and *warmed up*, after ``airflow-cdc warm-up``, which also
+archives Java classes. What counts is the median of the rounds. CPU seconds are those of the driver and all that it has
+started, from its start to its end.
 
-    make bench-start      CDC_BENCH_ROUNDS=n rounds (3), CDC_BENCH_STARTS=warm: only some of them
+    make bench-start      CDC_BENCH_ROUNDS=n rounds (3), CDC_BENCH_STARTS=cold,warm,warmed-up: only some of them
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -67,7 +69,7 @@ def start_once(context: RunContext, group: int) -> dict[str, float]:
 def main() -> None:
     """Measure the starts and print the table."""
     rounds = int(os.environ.get("CDC_BENCH_ROUNDS", "3"))
-    kinds = os.environ.get("CDC_BENCH_STARTS", "cold,warm").split(",")
+    kinds = os.environ.get("CDC_BENCH_STARTS", "cold,warm,warmed-up").split(",")
     starts: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(MySQLServer({"tls_version": ""}))
@@ -83,6 +85,8 @@ def main() -> None:
             if "cold" in kinds:  # else the cache folder of the user is used
                 os.environ["XDG_CACHE_HOME"] = str(folder / f"cache-{number}")
             for kind in kinds:
+                if kind == "warmed-up":
+                    subprocess.run([sys.executable, "-m", "airflow_provider_cdc", "warm-up"], check=True)
                 starts[kind].append(start_once(context, next(groups)))
                 print(f"{kind}: {_summary(starts[kind][-1])}", file=sys.stderr)
         (mysql,) = server.execute("SELECT VERSION()")[0]

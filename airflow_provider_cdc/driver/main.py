@@ -241,12 +241,14 @@ def _rotate_log(log: Path, limit: int) -> None:
 
 
 def _run_groups(context: RunContext, request: DriverRequest) -> dict[str, Any]:
-    from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
-    from airflow_provider_cdc.observe.observer import snapshot_observer
-    from airflow_provider_cdc.snapshot.run_groups import run_groups
-
     assert request.groups is not None
-    with _lazy_spark(context) as spark, closing(context.open_state_database()) as store:
+    with ExitStack() as stack:
+        spark = stack.enter_context(_background_spark(context))  # before these imports, which take a second
+        from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
+        from airflow_provider_cdc.observe.observer import snapshot_observer
+        from airflow_provider_cdc.snapshot.run_groups import run_groups
+
+        store = stack.enter_context(closing(context.open_state_database()))
         results = run_groups(
             context,
             store,
@@ -263,7 +265,7 @@ def _run_groups(context: RunContext, request: DriverRequest) -> dict[str, Any]:
 def _run_resnapshot(context: RunContext, table: str, where_key: str | None) -> dict[str, Any]:
     from airflow_provider_cdc.resnapshot.read import run_resnapshot
 
-    with _lazy_spark(context) as spark, closing(context.open_state_database()) as store:
+    with _background_spark(context) as spark, closing(context.open_state_database()) as store:
         outcome = run_resnapshot(context, store, table, where_key, _job_runner(context, spark))
         return {"table": table, "outcome": outcome}
 
@@ -275,7 +277,27 @@ def _lazy_spark(context: RunContext) -> Iterator[Callable[[], SparkSession]]:
 
         @cache
         def get_session() -> SparkSession:
-            spark, _ = _start_spark(context)
+            spark, _ = _start_spark(context, short_lived=True)
+            stack.callback(spark.stop)
+            return spark
+
+        yield get_session
+
+
+@contextmanager
+def _background_spark(context: RunContext) -> Iterator[Callable[[], SparkSession]]:
+    """Start Spark in a thread, and yield a function that waits for the session.
+
+    If the function is never called, Spark ends with this process.
+    """
+    from airflow_provider_cdc.spark.early_start import start_in_thread
+
+    started = start_in_thread(lambda: _start_spark(context, short_lived=True))
+    with ExitStack() as stack:
+
+        @cache
+        def get_session() -> SparkSession:
+            spark, _ = started.result()
             stack.callback(spark.stop)
             return spark
 
@@ -354,13 +376,22 @@ def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     return {}
 
 
-def _start_spark(context: RunContext) -> tuple[SparkSession, str | None]:
+def _start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[SparkSession, str | None]:
+    from airflow_provider_cdc.spark.early_start import start_local_workers
     from airflow_provider_cdc.spark.session import start_session, ui_address
 
-    spark = start_session(context.pipeline.name, *context.spark_config, ui=True, report_line=context.reporter.line)
+    spark = start_session(
+        context.pipeline.name,
+        *context.spark_config,
+        ui=True,
+        report_line=context.reporter.line,
+        short_lived=short_lived,
+    )
     address = ui_address(spark)
     if address:
         context.reporter.line(UI_LINE_PREFIX + address)
+    if is_local_master(context.spark_config[0]):
+        start_local_workers(spark, context.reporter.line)
     return spark, address
 
 

@@ -13,11 +13,10 @@ import fcntl
 import hashlib
 import os
 import platform
-import stat
-import tempfile
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,9 @@ import llvmlite
 import llvmlite.binding
 import numba
 
+from airflow_provider_cdc.system.cache_folders import cache_folders, is_trusted_folder, make_writable_folder
 from airflow_provider_cdc.system.notices import write_notice
+from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 #: The caller keeps the arrays alive during a call, and the machine code creates none, so references need not be
 #: counted; counting would cost several locked instructions per row image. Code that allocates memory does not compile.
@@ -35,6 +36,8 @@ _config: Any = numba.config
 _lock = threading.Lock()
 #: Seconds after which a process compiles a function although another one is still at it.
 _LOCK_SECONDS = 120.0
+#: Cache folders of the functions that this process has loaded or compiled; ``None`` for those without one.
+_used_folders: set[Path | None] = set()
 #: Whether this process has said that it compiles.
 _noticed = threading.Event()
 
@@ -47,7 +50,11 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        folder = cache_folder(*map(Path, sources))
+        paths = [Path(source) for source in sources]
+        folder = cache_folder(*paths)
+        if folder is not None and not is_cached(function, folder):
+            _copy_from_read_only_cache(function, folder, paths)
+        _used_folders.add(folder)
         with _lock, _numba_cache(folder), _compile_turn(function, folder):
             machine_code: Callable[..., Any] = numba.njit(
                 signature, nogil=True, cache=folder is not None, **NO_REFCOUNTS
@@ -62,6 +69,15 @@ def cache_folder(*sources: Path) -> Path | None:
 
     Candidates, in this order, are ``NUMBA_CACHE_DIR``, the user's cache folder, and the folder for temporary files.
     """
+    return next(filter(make_writable_folder, _candidate_folders(sources)), None)
+
+
+def used_folders() -> set[Path | None]:
+    """Return the cache folders of all functions that this process has; ``None`` is for functions without one."""
+    return {*_used_folders}
+
+
+def _candidate_folders(sources: Sequence[Path]) -> list[Path]:
     made_from = [
         *(source.read_bytes() for source in sources),
         numba.__version__,
@@ -70,17 +86,31 @@ def cache_folder(*sources: Path) -> Path | None:
     ]
     made_from += [llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()]
     name = hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]
-    for parent in _cache_parents():
-        folder = parent / name
-        try:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if _is_only_ours(parent) and _is_only_ours(folder):
-                with tempfile.TemporaryFile(dir=folder):
-                    return folder
-        except OSError:
-            continue
-    return None
+    return [parent / name for parent in machine_code_folders()]
+
+
+def machine_code_folders() -> Iterator[Path]:
+    """Yield the folders that may contain machine code, in subfolders by what it was compiled from."""
+    if _config.CACHE_DIR:
+        yield Path(_config.CACHE_DIR) / "airflow-provider-cdc"
+    yield from cache_folders("machine-code")
+
+
+def _copy_from_read_only_cache(function: Callable[..., Any], folder: Path, sources: Sequence[Path]) -> None:
+    """Copy the machine code of a function from a cache that this process cannot write to, such as that of an image.
+
+    numba refuses to read a cache in such a folder.
+
+    :param folder: the folder that is used instead.
+    """
+    for candidate in _candidate_folders(sources):
+        if all(map(is_trusted_folder, (candidate.parent, candidate))) and not os.access(candidate, os.W_OK):
+            # The index last: until it is there, numba does not look for the data.
+            for path in sorted(candidate.glob(f"{_file_pattern(function)}[ci]"), key=lambda path: path.suffix):
+                target = folder / path.parent.name / path.name
+                with contextlib.suppress(OSError), temporary_folder(folder.parent) as private:
+                    target.parent.mkdir(mode=0o700, exist_ok=True)
+                    os.replace(shutil.copyfile(path, private / path.name), target)
 
 
 def is_cached(function: Callable[..., Any], folder: Path | None) -> bool:
@@ -88,20 +118,23 @@ def is_cached(function: Callable[..., Any], folder: Path | None) -> bool:
 
     :param folder: the function's :func:`cache_folder`.
     """
+    return folder is not None and any(folder.glob(f"{_file_pattern(function)}i"))
+
+
+def _file_pattern(function: Callable[..., Any]) -> str:
+    """Return how numba names the cache files of a function; one more letter makes the suffix complete."""
     source_folder = os.path.dirname(os.path.abspath(function.__code__.co_filename))
-    subfolder = f"*_{hashlib.sha1(source_folder.encode()).hexdigest()}"  # as numba names it, and the index
-    index = f"*.{function.__qualname__}-{function.__code__.co_firstlineno}.*.nbi"
-    return folder is not None and any(folder.glob(f"{subfolder}/{index}"))
+    subfolder = f"*_{hashlib.sha1(source_folder.encode()).hexdigest()}"
+    return f"{subfolder}/*.{function.__qualname__}-{function.__code__.co_firstlineno}.*.nb"
 
 
 @contextlib.contextmanager
 def _compile_turn(function: Callable[..., Any], folder: Path | None) -> Iterator[None]:
     """Let one process after the other compile a function that is not cached: the first does, the others load it."""
-    if is_cached(function, folder):
-        yield
-        return
-    with contextlib.nullcontext() if folder is None else _exclusive_lock(folder / "compiling.lock"):
-        if not (_noticed.is_set() or is_cached(function, folder)):  # another process may have compiled it meanwhile
+    with contextlib.ExitStack() as stack:
+        if folder is not None and not is_cached(function, folder):
+            stack.enter_context(_exclusive_lock(folder / "compiling.lock"))
+        if not (_noticed.is_set() or is_cached(function, folder)):
             _noticed.set()
             write_notice("compiling machine code" + ("" if folder is None else ", once per machine"))
         yield
@@ -121,21 +154,6 @@ def _exclusive_lock(path: Path) -> Iterator[None]:
             except OSError:  # a file system without locks
                 break
         yield
-
-
-def _cache_parents() -> Iterator[Path]:
-    if _config.CACHE_DIR:
-        yield Path(_config.CACHE_DIR) / "airflow-provider-cdc"
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        named = os.environ.get("XDG_CACHE_HOME", "")
-        cache = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
-        yield cache / "airflow-provider-cdc" / "machine-code"
-    yield Path(tempfile.gettempdir()) / f"airflow-provider-cdc-{os.geteuid()}"
-
-
-def _is_only_ours(folder: Path) -> bool:
-    status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@
 it requires authentication and encryption. ``translate_spark_errors`` finds the project's own error in what Spark
 raises. ``tasks.run_tasks`` sends pickled work to Spark's Python workers and returns its results; no row passes through
 the JVM or the driver. ``java`` finds or installs a Java runtime, ``jvm`` starts it, and ``install_check`` refuses a
-broken pyspark. The room knows nothing about MySQL, Delta or pipelines. The room is called by ``driver`` and ``cli``,
-which start the session, and by the modules ``spark_job`` and ``stream.spark_query``, which use it.
+broken pyspark. ``early_start``, ``worker_daemon`` and ``class_archive`` make the start cheaper, and ``warm_up``
+prepares a machine for it. Of MySQL and Delta, the room knows only the names of the modules that have machine code. It
+is called by ``driver`` and ``cli``, which start the session, and by the modules ``spark_job`` and
+``stream.spark_query``, which use it.
 """

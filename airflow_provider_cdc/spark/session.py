@@ -44,7 +44,12 @@ ENCRYPTION_SETTINGS = ("spark.authenticate", "spark.network.crypto.enabled")
 _WAITING_SECONDS, _REPEAT_SECONDS = 30.0, 600.0
 
 #: Spark's web UI has no access control, and executors start in a folder that this project does not control.
-DEFAULT_SETTINGS = {"spark.ui.killEnabled": "false", "spark.executorEnv.PYTHONSAFEPATH": "1"}
+#: Its Python workers are forked from a process that has the machine code loaded.
+DEFAULT_SETTINGS = {
+    "spark.ui.killEnabled": "false",
+    "spark.executorEnv.PYTHONSAFEPATH": "1",
+    "spark.python.daemon.module": "airflow_provider_cdc.spark.worker_daemon",
+}
 #: Values of ``SPARK_LOCAL_DIRS`` that this process has set.
 _own_local_dirs: set[str] = set()
 _LOOPBACK_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -56,6 +61,9 @@ def start_session(
     conf: Mapping[str, str] | None = None,
     ui: bool = False,
     report_line: Callable[[str], None] = lambda _: None,
+    *,
+    short_lived: bool = False,
+    archive_to: Path | None = None,
 ) -> SparkSession:
     """Start Spark.
 
@@ -67,6 +75,9 @@ def start_session(
     :param conf: further settings, such as those of :class:`~airflow_provider_cdc.config.Spark`.
     :param ui: whether Spark's web UI is served; see :func:`ui_address`.
     :param report_line: called with a line of text whenever a part of Spark that takes seconds has started.
+    :param short_lived: whether a quick start matters more than the speed of what runs for minutes. This is so for jobs
+        whose work is done by Python workers, but not for a stream, whose driver plans several batches per second.
+    :param archive_to: file in which the JVM archives its classes when it ends; see :mod:`.class_archive`.
     :raises NotReadyError: if pyspark is a mix of versions, there is no Java runtime, or secrets would be sent to
         executors on other hosts in clear text.
     :raises TransientError: if the master does not accept the application.
@@ -92,7 +103,7 @@ def start_session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
-        launch_jvm({"spark.master": master, **settings}, report_line)
+        launch_jvm({"spark.master": master, **settings}, report_line, short_lived=short_lived, archive_to=archive_to)
         spark = builder.getOrCreate()
     except Exception as error:
         raise _start_error(master, error) from None

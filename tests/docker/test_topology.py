@@ -83,13 +83,13 @@ class Watch:
             "airflow_provider_cdc.driver.main",
             "SparkSubmit",
             "CoarseGrained",
-            "pyspark.daemon",
+            "worker_daemon",
             "deploy.worker",
         ):
             if kind in text:
                 self.seen.add(kind)
                 # The worker hands the executor its secret this way, which that inherits to its Python.
-                allowed = {"SPARK_SECRET"} if kind in ("CoarseGrained", "pyspark.daemon") else set()
+                allowed = {"SPARK_SECRET"} if kind in ("CoarseGrained", "worker_daemon") else set()
                 rest = {name: secret for name, secret in self._secrets.items() if name not in allowed}
                 self._note((process / "environ").read_bytes(), f"the environment of {text[:200]}", rest)
 
@@ -266,7 +266,12 @@ def test_the_books_are_in_postgres(site: Site) -> None:
 
 def test_no_secret_got_out(site: Site) -> None:
     """Not into logs, XComs, rendered fields, pages, files, the books, command lines or the environment of Spark."""
-    assert {"airflow_provider_cdc.driver.main", "SparkSubmit", "CoarseGrained", "pyspark.daemon"} <= site.watch.seen
+    assert {
+        "airflow_provider_cdc.driver.main",
+        "SparkSubmit",
+        "CoarseGrained",
+        "worker_daemon",
+    } <= site.watch.seen
     assert site.watch.found == set()
     kept = {site.stack.volume("spark-conf") / "spark-defaults.conf", site.stack.volume("login") / "passwords.json"}
     shown: dict[str, bytes] = {url: text.encode() for url, text in site.pages.items()}

@@ -41,9 +41,10 @@ def test_each_slow_part_of_the_start_has_a_line(
         "starting Java",
         "Java runs after x s",
         "Spark runs after x s",
+        "Python workers run after x s",
         f"group {first}: {database}.t: reading 1 chunks",
     ]
     assert [cold.count(part) for part in parts] == [1] * len(parts)
     assert cold.count("compiling machine code, once per machine") == 1
     assert not [text for text in warm if "machine code" in text]
-    assert [warm.count(part) for part in parts[:3]] == [1, 1, 1]
+    assert [warm.count(part) for part in parts[:4]] == [1, 1, 1, 1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +38,34 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     said = [err.splitlines() for _, err in together]
     assert all(lines in ([], [NOTICE]) for lines in said) and [NOTICE] in said
     assert begin_process(tmp_path).communicate() == ("3 0\n", "")
+
+
+def obey_permissions() -> None:
+    """Let a process of root's get no further than the permissions of files allow its owner."""
+    if os.geteuid() == 0:
+        drop_from_bounding_set, dac_override = 24, 1  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+        assert ctypes.CDLL(None).prctl(drop_from_bounding_set, dac_override, 0, 0, 0) == 0
+
+
+def test_a_read_only_cache_is_used(tmp_path: Path) -> None:
+    """What an image brings along is copied to a folder that numba accepts, unless others could have changed it."""
+    cache, temporary = tmp_path / "cache", tmp_path / "tmp"
+    assert begin_process(cache).communicate()[1] == f"{NOTICE}\n"
+    temporary.mkdir()
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def run() -> tuple[str, str]:
+        env = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "TMPDIR": str(temporary), "HOME": "/proc/none"}
+        env.pop("XDG_CACHE_HOME", None)
+        program = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(program, env=env, capture_output=True, text=True, cwd=ROOT, preexec_fn=obey_permissions)
+        return done.stdout, done.stderr
+
+    assert run() == ("3 0\n", "")
+    (copied,) = temporary.iterdir()
+    assert len(list(copied.rglob("*.nbi"))) == 3
+    shutil.rmtree(copied)
+    for folder in (cache / "airflow-provider-cdc").iterdir():
+        folder.chmod(0o577)
+    assert run() == ("0 3\n", f"{NOTICE}\n")

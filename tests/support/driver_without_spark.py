@@ -52,7 +52,7 @@ def main() -> int:
     from airflow_provider_cdc.observe import observer as observing
     from airflow_provider_cdc.stream import run as stream
 
-    driver._start_spark = lambda _: (_NoSpark(), None)  # type: ignore[assignment,return-value]
+    driver._start_spark = lambda *_, **__: (_NoSpark(), None)  # type: ignore[assignment]
     stream.run_epoch_on_spark = _stream  # type: ignore[assignment]
     observing._INTERVAL_SECONDS = _OBSERVED
     snapshot_job.spark_runner = lambda *_: run_in_threads

@@ -1,0 +1,45 @@
+"""Start Spark and its Python workers while the driver does something else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Started = TypeVar("Started")
+
+
+def start_in_thread(start: Callable[[], Started]) -> Future[Started]:
+    """Call a function in a thread that does not keep this process alive; return its future result or error."""
+    future: Future[Started] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(start())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="early-start", daemon=True).start()
+    return future
+
+
+def start_local_workers(spark: SparkSession, report_line: Callable[[str], None]) -> None:
+    """Start the Python workers of a local session in a thread, before its first job needs them.
+
+    :param report_line: called with a line of text when they run.
+    """
+
+    def start() -> None:
+        began = time.monotonic()
+        # If this fails, so does the first job, which reports the error; or the session has ended meanwhile.
+        with suppress(Exception):
+            spark.sparkContext.parallelize(range(1), 1).count()
+            report_line(f"Python workers run after {time.monotonic() - began:.1f} s")
+
+    start_in_thread(start)
