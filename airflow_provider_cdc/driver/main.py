@@ -290,8 +290,10 @@ def _background_spark(context: RunContext) -> Iterator[Callable[[], SparkSession
 
     If the function is never called, Spark ends with this process.
     """
-    from airflow_provider_cdc.spark.early_start import start_in_thread
+    from airflow_provider_cdc.spark.early_start import compile_for_workers, start_in_thread
 
+    if is_local_master(context.spark_config[0]):
+        compile_for_workers(context.reporter.line)
     started = start_in_thread(lambda: _start_spark(context, short_lived=True))
     with ExitStack() as stack:
 
@@ -390,7 +392,8 @@ def _start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[Spa
     address = ui_address(spark)
     if address:
         context.reporter.line(UI_LINE_PREFIX + address)
-    if is_local_master(context.spark_config[0]):
+    # Not those of a stream: beside its first jobs, Spark could miss the ten seconds that it gives a worker to start.
+    if short_lived and is_local_master(context.spark_config[0]):
         start_local_workers(spark, context.reporter.line)
     return spark, address
 

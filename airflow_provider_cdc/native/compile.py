@@ -24,7 +24,7 @@ import llvmlite
 import llvmlite.binding
 import numba
 
-from airflow_provider_cdc.system.cache_folders import cache_folders, is_trusted_folder, make_writable_folder
+from airflow_provider_cdc.system.cache_folders import is_trusted_folder, machine_code_folders, make_writable_folder
 from airflow_provider_cdc.system.notices import write_notice
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
@@ -87,13 +87,6 @@ def _candidate_folders(sources: Sequence[Path]) -> list[Path]:
     made_from += [llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()]
     name = hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]
     return [parent / name for parent in machine_code_folders()]
-
-
-def machine_code_folders() -> Iterator[Path]:
-    """Yield the folders that may contain machine code, in subfolders by what it was compiled from."""
-    if _config.CACHE_DIR:
-        yield Path(_config.CACHE_DIR) / "airflow-provider-cdc"
-    yield from cache_folders("machine-code")
 
 
 def _copy_from_read_only_cache(function: Callable[..., Any], folder: Path, sources: Sequence[Path]) -> None:

@@ -1,13 +1,19 @@
-"""Start Spark and its Python workers while the driver does something else."""
+"""Start Spark and its Python workers, and compile machine code, while the driver does something else."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+from airflow_provider_cdc.spark.worker_daemon import WORKER_MODULES
+from airflow_provider_cdc.system.cache_folders import machine_code_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +33,22 @@ def start_in_thread(start: Callable[[], Started]) -> Future[Started]:
 
     threading.Thread(target=run, name="early-start", daemon=True).start()
     return future
+
+
+def compile_for_workers(report_line: Callable[[str], None]) -> None:
+    """Compile what the Python workers of this host need, in other processes, if it has no machine code at all.
+
+    Without this, compiling would begin when Spark starts the workers. They wait for it.
+
+    :param report_line: called with a line of text if something is compiled.
+    """
+    if any(folder.exists() for folder in machine_code_folders()):
+        return
+    report_line("compiling machine code, once per machine")
+    for module in WORKER_MODULES:
+        # What goes wrong is reported by the worker that needs the code.
+        command = [sys.executable, "-P", "-c", f"import airflow_provider_cdc.{module}"]
+        start_in_thread(partial(subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True))
 
 
 def start_local_workers(spark: SparkSession, report_line: Callable[[str], None]) -> None:

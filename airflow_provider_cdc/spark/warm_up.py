@@ -21,6 +21,7 @@ MACHINE_CODE_MODULES = (
     "mysql.binlog.kernels.row_kernel",
     "mysql.binlog.kernels.walk_kernel",
     "mysql.resultset.row_kernel",
+    "native.murmur3",
     "native.siphash",
 )
 _REMEDY = "Set XDG_CACHE_HOME to a folder that this user can write to, and no other user"

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 #: Modules with machine code that tasks run. Others, such as that for JSON, are loaded by the workers that need them.
-_MODULES = ("mysql.resultset.row_kernel", "mysql.binlog.kernels.walk_kernel", "native.siphash")
+WORKER_MODULES = ("mysql.resultset.row_kernel", "mysql.binlog.kernels.walk_kernel", "native.siphash")
 
 
 def load_machine_code() -> bool:
@@ -29,7 +29,7 @@ def load_machine_code() -> bool:
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
-        for name in _MODULES:
+        for name in WORKER_MODULES:
             import_module(f"airflow_provider_cdc.{name}")
     except Exception:
         return False

@@ -24,6 +24,13 @@ def cache_folders(kind: str) -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"airflow-provider-cdc-{os.geteuid()}-{kind}"
 
 
+def machine_code_folders() -> Iterator[Path]:
+    """Yield the folders that may contain machine code, in subfolders by what it was compiled from."""
+    if named := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(named) / "airflow-provider-cdc"
+    yield from cache_folders("machine-code")
+
+
 def is_trusted_folder(folder: Path) -> bool:
     """Return whether a folder exists, and only its owner can write to it: this user, or root."""
     try:

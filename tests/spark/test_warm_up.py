@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_cdc.spark.class_archive import find_class_archive, new_class_archive
 from airflow_provider_cdc.spark.warm_up import MACHINE_CODE_MODULES
-from airflow_provider_cdc.spark.worker_daemon import _MODULES
+from airflow_provider_cdc.spark.worker_daemon import WORKER_MODULES
 from tests import ROOT
 
 PACKAGE = ROOT / "airflow_provider_cdc"
@@ -39,7 +39,7 @@ def test_a_warm_up_compiles_all_machine_code() -> None:
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         if any(isinstance(function, ast.Name) and function.id == "compiled" for function in calls):
             modules.add(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
-    assert modules == set(MACHINE_CODE_MODULES) and modules > set(_MODULES)
+    assert modules == set(MACHINE_CODE_MODULES) and modules > set(WORKER_MODULES)
 
 
 @pytest.mark.spark
@@ -61,7 +61,7 @@ def test_sessions_use_what_a_warm_up_has_made(tmp_path: Path) -> None:
     (machine_code, java_classes), said = run("-m", "airflow_provider_cdc", "warm-up")
     assert "starting Java" in said and "archiving Java classes" in said
     folder, archive = (Path(line.partition(": ")[2].rpartition(", ")[0]) for line in (machine_code, java_classes))
-    assert folder == tmp_path / "airflow-provider-cdc" / "machine-code" and len(list(folder.rglob("*.nbi"))) == 9
+    assert folder == tmp_path / "airflow-provider-cdc" / "machine-code" and len(list(folder.rglob("*.nbi"))) == 10
     assert archive.stat().st_mode & 0o777 == 0o444 and [*archive.parent.iterdir()] == [archive]
     assert run("-m", "airflow_provider_cdc", "warm-up") == ([machine_code, java_classes], "")
 
