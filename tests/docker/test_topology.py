@@ -208,9 +208,9 @@ def run_to_the_end(site: Site) -> None:
     with Writers(site.server.connect_args(), rate=20):
         site.run = site.client.trigger(DAG)
         site.client.wait_state(DAG, site.run, STREAM, "deferred")
-        wait_for("three batches", lambda: site.books("SELECT 1 FROM batches WHERE changes > 0 LIMIT 3")[2:], 120, 0.5)
+        wait_for("three batches", lambda: site.books("SELECT 1 FROM batches WHERE changes > 0 LIMIT 3")[2:], 300, 0.5)
     file, position, *_ = site.server.execute("SHOW BINARY LOG STATUS")[0]
-    wait_for("the stream has taken everything", lambda: site.applied() == (file, position), 120, 0.5)
+    wait_for("the stream has taken everything", lambda: site.applied() == (file, position), 300, 0.5)
     site.look_at_spark()
     stop = site.stack.services["scheduler"].run("airflow-cdc", "stop", "-f", "dags/shop.yaml")
     assert stop.returncode == 0, stop.stderr
