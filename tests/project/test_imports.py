@@ -42,6 +42,7 @@ ROOMS = (
     "sinks.delta.log",
     "sinks.delta",
     "sinks.iceberg.format",
+    "sinks.iceberg.catalogs",
     "state",
     "runtime",
     "spark",
