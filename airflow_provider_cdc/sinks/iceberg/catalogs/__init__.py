@@ -1,6 +1,10 @@
 """Catalogs of Iceberg tables: which metadata a table has now, and how the next one replaces it.
 
 ``protocol.Catalog`` is what the sink needs of a catalog: load, create, commit and drop a table. A commit has
-requirements, and one of three outcomes; if the outcome is not known, the sink looks for its snapshot. The room knows
-nothing of files but those of metadata. The room is called by ``sinks.iceberg``.
+requirements, and one of three outcomes; if the outcome is not known, the sink looks for its snapshot.
+
+``sql_catalog.SqlCatalog`` is a SQL database, with the tables (``sql_tables``) that Java's ``JdbcCatalog`` and
+pyiceberg's ``SqlCatalog`` have. It writes the files with the metadata itself, and the database has the location of the
+newest one of each table. ``file_locations`` opens files by such locations. The room knows no other files of a table,
+and nothing of pipelines. It is called by ``sinks.iceberg``; nothing here is called by others.
 """
