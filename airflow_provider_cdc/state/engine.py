@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
+from airflow_provider_cdc.system.postgres import KEEPALIVE
+
 #: Connect timeout in seconds, and seconds for which a server may be silent during a query.
 CONNECT_SECONDS, SILENCE_SECONDS = 10, 30.0
 #: Seconds to wait in SQLite for a lock that another process holds.
 SQLITE_LOCK_SECONDS = 30
-# libpq settings to detect a dead peer; the last one is in milliseconds.
-_KEEPALIVE = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
 
 def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
@@ -30,7 +30,7 @@ def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
         return engine
     if kind == "postgresql":
         # Settings in the URL take precedence. No statement_timeout: connection poolers refuse "options".
-        options = {"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE}
+        options = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
         connect = {name: value for name, value in options.items() if name not in url.query}
     elif not for_migration:
         connect = {
@@ -59,7 +59,7 @@ def _mysql_connect(_dialect: object, _record: object, _args: Any, kwargs: Any) -
 
 
 def _psycopg_connect(_dialect: object, _record: object, args: Any, kwargs: Any) -> Any:
-    from airflow_provider_cdc.state.postgres import connection_class_with_timeout
+    from airflow_provider_cdc.system.postgres import connection_class_with_timeout
 
     return connection_class_with_timeout(SILENCE_SECONDS).connect(*args, **kwargs)
 

@@ -37,6 +37,11 @@ def some_rows(*ids: int) -> pa.Table:
     return pa.table({"id": [*ids], "name": [f"n{i}" for i in ids]}, schema=COLUMNS)
 
 
+def local_path(location: str) -> Path:
+    """Hadoop's file system writes `file:/lake`, this project `file:///lake`."""
+    return Path("/" + location.removeprefix("file:").lstrip("/"))
+
+
 @dataclass
 class CatalogFolderTable(FolderTable):
     """A table in a folder whose commits go through a catalog."""
@@ -57,14 +62,19 @@ class CatalogFolderTable(FolderTable):
 
     @classmethod
     def of(cls, catalog: Catalog, base: CatalogTable, identifier: TableIdentifier = SHOP) -> CatalogFolderTable:
-        folder = Path("/" + base.metadata.location.removeprefix("file:").lstrip("/"))
+        folder = local_path(base.metadata.location)
         for name in ("data", "metadata"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        return cls(folder, base.metadata, catalog=catalog, base=base, identifier=identifier)
+        # A REST catalog refuses a snapshot that is older than the last one.
+        now_ms = base.metadata.last_updated_ms + 1
+        return cls(folder, base.metadata, now_ms=now_ms, catalog=catalog, base=base, identifier=identifier)
+
+    def load(self, location: str) -> bytes:
+        return local_path(location).read_bytes()
 
     def update(self, updates: Sequence[Update]) -> None:
         requirements = [require_uuid(self.metadata), require_ref(self.metadata)]
         self.outcome, result = self.catalog.commit_table(self.identifier, self.base, requirements, updates)
         assert (result is not None) == (self.outcome is CommitOutcome.DONE)
         if result is not None:
-            self.base, self.metadata = result, result.metadata
+            self.base, self.metadata, self.now_ms = result, result.metadata, result.metadata.last_updated_ms + 1

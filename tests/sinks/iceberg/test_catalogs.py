@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -10,6 +10,7 @@ from threading import Barrier
 import pytest
 
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, CommitOutcome, TableIdentifier
+from airflow_provider_cdc.sinks.iceberg.catalogs.rest_catalog import RestCatalog
 from airflow_provider_cdc.sinks.iceberg.catalogs.sql_catalog import SqlCatalog
 from airflow_provider_cdc.sinks.iceberg.format.snapshots import TableSnapshot, make_snapshot, new_snapshot_id
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
@@ -22,14 +23,24 @@ from airflow_provider_cdc.sinks.iceberg.format.table_updates import (
     set_snapshot_ref,
 )
 from tests.support.iceberg_catalogs import SHOP, CatalogFolderTable, empty_metadata, some_rows
+from tests.support.iceberg_rest import IcebergRest
+from tests.support.postgres import Postgres
 
 Opener = Callable[[], Catalog]
 
 
-@pytest.fixture(params=["SQLite"])
-def open_catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+@pytest.fixture(params=["SQLite", "PostgreSQL", "REST"])
+def open_catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Opens an empty catalog, as often as it is called."""
-    yield lambda: SqlCatalog(f"sqlite:///{tmp_path}/catalog.db", "iceberg")
+    if request.param == "REST":
+        rest: IcebergRest = request.getfixturevalue("iceberg_rest")
+        rest.forget_all()
+        return lambda: RestCatalog({"uri": rest.uri})
+    if request.param == "PostgreSQL":
+        postgres: Postgres = request.getfixturevalue("iceberg_postgres")
+        postgres.execute("DROP OWNED BY CURRENT_USER", database="iceberg")
+        return lambda: SqlCatalog(postgres.sqlalchemy_url("iceberg"), "iceberg")
+    return lambda: SqlCatalog(f"sqlite:///{tmp_path}/catalog.db", "iceberg")
 
 
 @pytest.fixture
@@ -168,6 +179,19 @@ def test_of_several_processes_one_creates_a_table(open_catalog: Opener, location
 
     with ThreadPoolExecutor(4) as pool:
         assert sorted(pool.map(create, range(4))) == [False, False, False, True]
+
+
+def test_of_several_processes_each_creates_a_table_in_a_new_namespace(open_catalog: Opener, location: str) -> None:
+    start = Barrier(4)
+
+    def create(number: int) -> bool:
+        catalog = open_catalog()
+        start.wait()
+        table = TableIdentifier(("shop",), f"t{number}")
+        return catalog.create_table(table, empty_metadata(f"{location}{number}")) is not None
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(create, range(4)))
 
 
 def test_namespaces_of_several_levels(open_catalog: Opener, location: str) -> None:

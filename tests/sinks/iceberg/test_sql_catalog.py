@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog as TheirCatalog
+from sqlalchemy import URL, event, make_url
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.iceberg.catalogs import sql_tables
@@ -18,6 +19,9 @@ from airflow_provider_cdc.sinks.iceberg.catalogs.sql_catalog import SqlCatalog
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import require_uuid, set_properties
 from tests.support.iceberg_catalogs import COLUMNS, SHOP, CatalogFolderTable, empty_metadata, some_rows
 from tests.support.object_store import access
+from tests.support.postgres import Postgres
+from tests.support.processes import free_port
+from tests.support.proxy import Proxy
 from tests.support.s3 import S3
 
 
@@ -228,7 +232,7 @@ def test_a_database_that_cannot_be_used(tmp_path: Path, location: str) -> None:
     for name in ("text.db", "missing/catalog.db"):
         with pytest.raises(NotReadyError, match="the SQL catalog sqlite:///.*db is not usable: ") as error:
             SqlCatalog(f"sqlite:///{tmp_path}/{name}", "iceberg").create_table(SHOP, empty_metadata(location))
-        assert error.value.remedy == "Name a database that this user may write"
+        assert error.value.remedy.startswith("Correct the uri of the catalog")
         assert metadata_files(location) == []
 
 
@@ -283,3 +287,85 @@ def test_forms_of_locations(catalog: SqlCatalog, url: str, tmp_path: Path, form:
 def test_a_location_in_an_unknown_store(catalog: SqlCatalog) -> None:
     with pytest.raises(TerminalError, match="which is in no supported store"):
         catalog.create_table(SHOP, empty_metadata("hdfs://host/lake/customer"))
+
+
+# ---------------------------------------------------------------- PostgreSQL
+
+
+@pytest.fixture
+def postgres_url(iceberg_postgres: Postgres) -> URL:
+    iceberg_postgres.execute("DROP OWNED BY CURRENT_USER", database="iceberg")
+    return make_url(iceberg_postgres.sqlalchemy_url("iceberg"))
+
+
+def end_connections(server: Postgres) -> None:
+    server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'iceberg'")
+
+
+def test_pyiceberg_shares_a_catalog_in_postgresql(postgres_url: URL, location: str) -> None:
+    table = CatalogFolderTable.make(SqlCatalog(postgres_url, "iceberg"), location, version=2)
+    table.commit(table.write_rows(some_rows(1)))
+    theirs = TheirCatalog("iceberg", uri=postgres_url.render_as_string(hide_password=False))
+    their_table = theirs.load_table("shop.customer")
+    assert rows_of(their_table) == some_rows(1).to_pylist()
+    their_table.transaction().set_properties(owner="x").commit_transaction()
+    table.commit()
+    assert table.outcome is CommitOutcome.CONFLICT
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_commit_whose_answer_is_lost(
+    iceberg_postgres: Postgres, postgres_url: URL, location: str, is_made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection falls silent at COMMIT, or the answer to it is damaged."""
+    monkeypatch.setattr(sql_tables, "SILENCE_SECONDS", 1.0)
+    assert postgres_url.port
+    with Proxy(postgres_url.port) as proxy:
+        catalog = SqlCatalog(postgres_url.set(port=proxy.port), "iceberg")
+        table = CatalogFolderTable.make(catalog, location)
+        if is_made:
+            proxy.replace(b"C\0\0\0\x0bCOMMIT\0", b"!\0\0\0\x0bCOMMIT\0", times=1)
+        else:
+            event.listen(catalog._engine, "commit", lambda _: proxy.silence(), once=True)
+        table.commit(properties={"number": "1"})
+        assert table.outcome is CommitOutcome.UNKNOWN
+        assert len(metadata_files(location)) == 2
+        loaded = catalog.load_table(SHOP)
+        assert loaded is not None and (loaded.metadata.properties.get("number") == "1") == is_made
+        end_connections(iceberg_postgres)  # the server holds the lock of the row until it notices
+        table.commit(properties={"number": "2"})
+        assert table.outcome is (CommitOutcome.CONFLICT if is_made else CommitOutcome.DONE)
+
+
+def test_a_connection_that_is_lost_before_the_commit(
+    postgres_url: URL, location: str, iceberg_postgres: Postgres
+) -> None:
+    catalog = SqlCatalog(postgres_url, "iceberg")
+    table = CatalogFolderTable.make(catalog, location)
+    event.listen(catalog._engine, "begin", lambda _: end_connections(iceberg_postgres), once=True)
+    with pytest.raises(TransientError, match="the SQL catalog postgresql.*127.0.0.1.* is not usable: "):
+        table.commit(properties={"number": "1"})
+    assert len(metadata_files(location)) == 1
+    table.commit(properties={"number": "2"})
+    assert table.outcome is CommitOutcome.DONE, "the connection of the pool that has ended is replaced"
+
+
+def test_what_a_postgresql_server_refuses(postgres_url: URL, location: str, iceberg_postgres: Postgres) -> None:
+    wrong = {
+        "password authentication failed": postgres_url.set(password="wrong"),
+        'database "nothing" does not exist': postgres_url.set(database="nothing"),
+    }
+    iceberg_postgres.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
+    iceberg_postgres.execute("CREATE SCHEMA closed AUTHORIZATION iceberg", database="iceberg")
+    wrong["no schema has been selected|permission denied"] = postgres_url.set(username="reader", password="reader")
+    for text, url in wrong.items():
+        with pytest.raises(NotReadyError, match=f"the SQL catalog postgresql.* is not usable: .*({text})") as error:
+            SqlCatalog(url, "iceberg").create_table(SHOP, empty_metadata(location))
+        assert error.value.remedy.startswith("Correct the uri of the catalog")
+        assert "\n" not in str(error.value) and "***" in str(error.value)
+    assert metadata_files(location) == []
+    with pytest.raises(TransientError, match="refused"):
+        SqlCatalog(postgres_url.set(port=free_port()), "iceberg").load_table(SHOP)
+    with pytest.raises(NotReadyError, match="in mysql, which is not supported"):
+        SqlCatalog("mysql://a:b@c/d", "iceberg")

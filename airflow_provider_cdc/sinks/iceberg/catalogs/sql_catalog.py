@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Connection, delete, exc, insert, make_url, or_, select, update
 
+from airflow_provider_cdc.config.connections import scrub_secrets
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.iceberg.catalogs.file_locations import open_file_folder
@@ -37,13 +38,19 @@ from airflow_provider_cdc.sinks.iceberg.format.table_updates import (
 _METADATA_FOLDER = "write.metadata.path"
 #: Property that lets writers delete metadata files that are in the log no more.
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
+_CHECK_DATABASE = (
+    "Correct the uri of the catalog, or the login and password in sink.conn_id; its user must have the right to write"
+)
 _VERSION = re.compile(r"(\d+)-.*")
 #: How often a table is looked up whose metadata file is deleted meanwhile.
 _LOAD_TRIES = 5
 #: The database is unavailable or read-only.
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
 #: Messages of outages that a retry does not end.
-_UNUSABLE = re.compile("unable to open database file|readonly database")
+_UNUSABLE = re.compile(
+    "unable to open database file|readonly database|authentication failed|no pg_hba.conf entry|does not exist|"
+    "certificate verify failed|server certificate for|does not support SSL|no password supplied"
+)
 
 
 class SqlCatalog:
@@ -162,13 +169,12 @@ class SqlCatalog:
                     is_committing = True
                     transaction.commit()
                     return True
-        except CdcError as error:
-            if is_committing and isinstance(error, TransientError):
+        except CdcError:
+            if is_committing:
                 return None
-            if not is_committing:
-                self._delete_files([location])
+            self._delete_files([location])
             raise
-        except exc.IntegrityError:  # another process has created the namespace or the table at the same time
+        except exc.IntegrityError:  # another process has created the table at the same time
             pass
         self._delete_files([location])
         return False
@@ -201,7 +207,8 @@ class SqlCatalog:
         own = {"catalog_name": self._catalog_name, "namespace": namespace}
         known = select(columns.namespace).where(*(columns[name] == value for name, value in own.items()))
         if connection.execute(known.limit(1)).first() is None:
-            connection.execute(insert(NAMESPACE_PROPERTIES).values({**own, **EXISTS_PROPERTY}))
+            with suppress(exc.IntegrityError), connection.begin_nested():  # another process may create it meanwhile
+                connection.execute(insert(NAMESPACE_PROPERTIES).values({**own, **EXISTS_PROPERTY}))
 
     def _key_of(self, table: TableIdentifier) -> dict[str, str]:
         """Return the key of a table's row.
@@ -230,9 +237,10 @@ class SqlCatalog:
             raise
         except (exc.DBAPIError, exc.TimeoutError) as error:  # their own text would show statements
             lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-            cause = f"the {self.name} is not usable: {lines[0] if lines else type(error).__name__}"
+            text = scrub_secrets(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
+            cause = f"the {self.name} is not usable: {text}"
             if not isinstance(error, _OUTAGES) or _UNUSABLE.search(cause):
-                raise NotReadyError(cause, "Name a database that this user may write") from None
+                raise NotReadyError(cause, _CHECK_DATABASE) from None
             raise TransientError(cause, "Run again when it is reachable and writable") from None
 
     # ---------------------------------------------------------------- metadata files

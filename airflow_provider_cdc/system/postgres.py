@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
+if TYPE_CHECKING:
+    import psycopg
+
+#: libpq settings to detect a dead peer; the last one is in milliseconds.
+KEEPALIVE = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
 
 def connection_class_with_timeout(seconds: float) -> type[psycopg.Connection[Any]]:
@@ -14,6 +18,7 @@ def connection_class_with_timeout(seconds: float) -> type[psycopg.Connection[Any
 
     :param seconds: how long the server may stay silent while the connection waits for it.
     """
+    import psycopg
 
     class Limited(psycopg.Connection[Any]):
         def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
