@@ -93,6 +93,7 @@ jvm: setup
 	@$(BIN)/python -m tests.support.spark_delta
 	@$(BIN)/python -m tests.support.readers
 	@$(BIN)/python -m tests.support.iceberg_rest
+	@$(BIN)/python -m tests.support.spark_iceberg
 
 # The machine code and the compiled tests are made once beside the lint, not by each of the workers.
 test: jvm docs ## Lint and build the documentation, then the tests but the long ones, in a real Airflow, with real Spark; of the slow folders a third (TURN=1/1: all)
