@@ -30,7 +30,17 @@ _SECRETS = (
     "sas_token",
     "client_secret",
     "connection_string",
+    # Of catalogs.
+    "credential",
+    "token",
+    "password",
+    "client.secret-access-key",
+    "client.session-token",
+    "s3.secret-access-key",
+    "s3.session-token",
 )
+#: Extras that may be secrets: headers of requests to a catalog.
+_SECRET_PREFIX = "header."
 _PREFIX = re.compile(r"extra__(aws|google_cloud_platform|wasb|adls)__")
 
 # Extras that only other tasks' hooks use.
@@ -89,12 +99,13 @@ class StoreAccess:
 
     Its ``repr`` shows no secret; it is passed to tasks in the same way as passwords.
 
-    :param store: kind of the store.
+    :param store: kind of the store; empty if the connection is that of a catalog, and says nothing about a store.
     :param label: its name in messages.
     :param config: settings of the store, by the names that libraries based on ``object_store`` share.
     :param client: settings of the HTTP client.
     :param aws_keys: keys of AWS: id, secret, and token or ``None``.
     :param assume_role_args: arguments of AWS's ``AssumeRole``, called with these keys.
+    :param catalog: properties of the catalog that the same connection names, of which some are secrets.
     """
 
     store: str
@@ -103,13 +114,15 @@ class StoreAccess:
     client: _Pairs = field(default=(), repr=False)
     aws_keys: tuple[str, str, str | None] | None = field(default=None, repr=False)
     assume_role_args: _Pairs = field(default=(), repr=False)
+    catalog: _Pairs = field(default=(), repr=False)
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """Texts that no message may contain."""
         names = ("account_key", "sas_key", "client_secret", "service_account_key")
         config_secrets = [str(value) for name, value in self.config if name in names]
-        return tuple(filter(None, (*config_secrets, *(self.aws_keys or ())[1:])))
+        catalog_secrets = secrets_in_extra(dict(self.catalog))
+        return tuple(filter(None, (*config_secrets, *catalog_secrets, *(self.aws_keys or ())[1:])))
 
     @property
     def risk(self) -> str | None:
@@ -117,8 +130,9 @@ class StoreAccess:
         if dict(self.client).get("allow_invalid_certificates"):
             return "the server's certificate is not checked: anyone on the network path can impersonate the server"
         config = dict(self.config)
-        endpoint = urlsplit(str(config.get("endpoint") or config.get("base_url") or ""))
-        if endpoint.scheme == "http" and not is_local_host(endpoint.hostname):
+        addresses = config.get("endpoint") or config.get("base_url"), dict(self.catalog).get("uri")
+        endpoints = [urlsplit(str(address or "")) for address in addresses]
+        if any(endpoint.scheme == "http" and not is_local_host(endpoint.hostname) for endpoint in endpoints):
             return "nothing is encrypted, and anyone on the network path can impersonate the server"
         return None
 
@@ -127,6 +141,8 @@ class StoreAccess:
 
         :raises NotReadyError: if it is for another kind of store, or another account.
         """
+        if not self.store:  # the connection of a catalog
+            return
         address = StoreAddress.parse(path)
         if address is None or address.store != self.store:
             raise NotReadyError(f"{self.label} is not for the store that sink.path names", "Correct one of them")
@@ -143,8 +159,10 @@ def secrets_in_extra(extra: Mapping[str, Any]) -> list[str]:
             with suppress(ValueError):
                 inner = json.loads(value) if isinstance(value, str) else value
                 secrets += [str(value), *(secrets_in_extra(inner) if isinstance(inner, Mapping) else [])]
-        elif name in _SECRETS and value:
+        elif (name in _SECRETS or name.startswith(_SECRET_PREFIX)) and value:
             secrets.append(str(value))
+            if name == "credential":
+                secrets.append(str(value).partition(":")[2])
             if name == "connection_string":
                 parts = (part.partition("=") for part in str(value).split(";"))
                 secrets += [text for key, _, text in parts if key in ("AccountKey", "SharedAccessSignature")]

@@ -20,4 +20,4 @@ def open_storage(path: str | Path, access: StoreAccess | None = None) -> Storage
         return LocalStorage(local_folder_of(str(path)) or path)
     from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage  # not needed for a local folder
 
-    return ObjectStorage(address, access)
+    return ObjectStorage(address, access if access and access.store else None)
