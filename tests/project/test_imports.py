@@ -43,6 +43,8 @@ ROOMS = (
     "sinks.delta",
     "sinks.iceberg.format",
     "sinks.iceberg.catalogs",
+    "sinks.iceberg.log",
+    "sinks.iceberg",
     "state",
     "runtime",
     "spark",

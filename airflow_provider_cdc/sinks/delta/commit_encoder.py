@@ -6,12 +6,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pyroaring import BitMap
-
 from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.live_file import add_action
-from airflow_provider_cdc.sinks.lake.log.file_commit import AddFile, CommitKind, FileCommit, MarkRowsDead, RemoveFile
+from airflow_provider_cdc.sinks.lake.log.file_commit import (
+    AddFile,
+    CommitKind,
+    FileCommit,
+    MarkRowsDead,
+    RemoveFile,
+    dead_rows_of,
+)
 
 
 def encode_operations(log: DeltaLog, commit: FileCommit, stats_column: str | None) -> list[dict[str, Any]]:
@@ -40,15 +45,6 @@ def encode_operations(log: DeltaLog, commit: FileCommit, stats_column: str | Non
                 actions.append(live_file.remove_action(data_change=data_change))
                 added_again.append(live_file.vector_action(vector, row_count, data_change=data_change))
     return actions + added_again
-
-
-def dead_rows_of(commit: FileCommit) -> dict[str, BitMap]:
-    """Return the dead rows of the files whose deletion vectors a commit writes, by path."""
-    dead = {}
-    for operation in commit.operations:
-        if isinstance(operation, MarkRowsDead) or (isinstance(operation, AddFile) and operation.dead):
-            dead[operation.file.path] = operation.dead
-    return dead
 
 
 def marker_actions(markers: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
-
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.config.table_properties import DELETED_FILE_RETENTION
-from airflow_provider_cdc.model.errors import NoRoomError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.change_data_feed import FEED_FOLDER as FEED
 from airflow_provider_cdc.sinks.delta.change_data_feed import feed_file_time
 from airflow_provider_cdc.sinks.delta.log.cross_check import DELTA_RS_ERRORS, error_line
@@ -15,11 +13,10 @@ from airflow_provider_cdc.sinks.delta.log.deletion_vectors import VECTOR_FOLDER 
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog, commit_versions
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.lake.merge.table_edit import CHANGES_FOLDER, is_part_file
+from airflow_provider_cdc.sinks.lake.storage_clock import ABANDONED_HOURS, file_time, storage_time
 
 #: Minimum hours for which files of older versions are kept, for readers of such a version.
 MIN_RETENTION_HOURS = 1
-#: Hours after which a file that no version refers to is abandoned: its writer was killed.
-_ABANDONED_HOURS = 48
 _PROTECTED_BEFORE_PROPERTY = "delta.requireCheckpointProtectionBeforeVersion"
 #: Commits between two checkpoints.
 _CHECKPOINT_INTERVAL = 100
@@ -92,10 +89,10 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
 
         def is_old(name: str) -> bool:
             if name.startswith(f"{FEED}/"):  # the name alone rules out most of them
-                return feed_file_time(name) < now - retention and _written_at(log, name) < now - retention
+                return feed_file_time(name) < now - retention and file_time(log.storage, name) < now - retention
             if (version := log.tombstones.get(name)) is not None:
                 return version <= last_expired
-            return _written_at(log, name) < now - max(retention, _ABANDONED_HOURS * 3600)
+            return file_time(log.storage, name) < now - max(retention, ABANDONED_HOURS * 3600)
 
         if expired := [name for name in unneeded if is_old(name)]:
             log.cross_check_files()
@@ -113,27 +110,7 @@ def _is_own_leftover(name: str) -> bool:
 
 
 def _storage_time(log: DeltaLog) -> float:
-    """Return the current time by the clock that dates the files of a table: that of a file written now.
-
-    On a full disk, return the time of the newest commit, because that is when deleting old files matters most.
-    """
-    name = f"{CHANGES_FOLDER}/clock-{uuid.uuid4().hex}"
-    try:
-        log.storage.write(name, b"")
-        written_at_time = log.storage.modified_at(name)
-    except NoRoomError:
-        written_at_time = log.committed_at(log.version)
-    finally:
-        log.storage.delete(name)
-    if written_at_time is None or written_at_time == float("inf"):
-        raise FileNotFoundError(f"{log.storage.location(name)} was deleted immediately")
-    return written_at_time
-
-
-def _written_at(log: DeltaLog, name: str) -> float:
-    """Return when a file was written, by the storage's clock; infinity if it no longer exists."""
-    written = log.storage.modified_at(name)
-    return float("inf") if written is None else written
+    return storage_time(log.storage, lambda: log.committed_at(log.version))
 
 
 def _may_clean_log(log: DeltaLog) -> bool:

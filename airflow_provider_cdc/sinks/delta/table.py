@@ -12,7 +12,7 @@ from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.adoption import OWNER_DESCRIPTION_PREFIX, adoption_actions, check_adoptable
 from airflow_provider_cdc.sinks.delta.change_data_feed import ChangeFeedWriter, feed_actions
-from airflow_provider_cdc.sinks.delta.commit_encoder import dead_rows_of, encode_operations, marker_actions
+from airflow_provider_cdc.sinks.delta.commit_encoder import encode_operations, marker_actions
 from airflow_provider_cdc.sinks.delta.definition_changes import alter_actions, overwrite_actions, reset_actions
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import (
@@ -42,7 +42,7 @@ from airflow_provider_cdc.sinks.delta.table_metadata import (
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.lake.compaction import FileCompaction
 from airflow_provider_cdc.sinks.lake.lake_table import LakeTable
-from airflow_provider_cdc.sinks.lake.log.file_commit import FileCommit
+from airflow_provider_cdc.sinks.lake.log.file_commit import FileCommit, dead_rows_of
 from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.lake.table_checks import OWNER_PROPERTY, check_owner, owner_of
 from airflow_provider_cdc.sinks.lake.transactional_table import COMMIT_TRIES, back_off
@@ -163,7 +163,7 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
     def _altered_definition(self, log: DeltaLog, old_table: TableSchema) -> list[dict[str, Any]]:
         return alter_actions(log, old_table, self._format, self.options)
 
-    def _overwritten_definition(self, log: DeltaLog) -> list[dict[str, Any]]:
+    def _overwritten_definition(self, log: DeltaLog, files: Sequence[DataFile]) -> list[dict[str, Any]]:
         return overwrite_actions(log, self._format, self.options)
 
     def _reset_definition(self, log: DeltaLog) -> list[dict[str, Any]]:

@@ -25,10 +25,13 @@ CHANGE_BUFFER_BYTES = 16 << 20
 _COMPRESSION = "zstd"
 #: Rows sampled to see whether the values of a column repeat.
 _SAMPLE_ROWS = 2048
-#: Values, as text in the format of the Delta log, of columns that are not in a file because all of its rows have the
-#: same value.
+#: The partition of a file: values, as text, by name. If a name is that of a column, the column is not in the file, and
+#: all of its rows have the value. Names of other values end with a space, with which no column name of a server ends.
 PartitionValues = Mapping[str, str | None]
 NO_PARTITION: PartitionValues = {}
+#: Key, in the metadata of the schema of files, of the number that the schema has in its table, if the format has such
+#: numbers; and key, in the metadata of a column, of its field id, by which some formats identify it.
+SCHEMA_ID_KEY, FIELD_ID_KEY = b"airflow-cdc.schema-id", b"PARQUET:field_id"
 
 
 class DataFile(JsonRecord, frozen=True):
@@ -41,8 +44,9 @@ class DataFile(JsonRecord, frozen=True):
     :param high: largest key, likewise.
     :param oldest: smallest ``_cdc_seq``.
     :param newest: largest ``_cdc_seq``.
-    :param partition: values of the columns that are not in the file.
+    :param partition: its partition.
     :param parts: the files with the rows, if this object represents several files; then ``path`` itself does not exist.
+    :param schema_id: number of its schema in the table, if the format has such numbers.
     """
 
     path: str
@@ -54,6 +58,7 @@ class DataFile(JsonRecord, frozen=True):
     newest: int | None = None
     partition: PartitionValues = msgspec.field(default_factory=dict)
     parts: tuple[DataFile, ...] = ()
+    schema_id: int | None = None
 
     @property
     def files(self) -> tuple[DataFile, ...]:
@@ -79,7 +84,7 @@ def write_file(
 
     :param storage: storage of the table's folder.
     :param name: name of the file in it.
-    :param schema: schema of all tables.
+    :param schema: schema of the file; the types of all tables can be cast to its types.
     :param stats_column: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
     :param partition: values, the same for all rows, of the columns that the schema lacks.
@@ -87,7 +92,7 @@ def write_file(
     """
     spans = {name: _MinMax() for name in (stats_column, SEQ_COLUMN) if name is not None and name in schema.names}
     rows = 0
-    groups = concat_small_tables(tables)
+    groups = (as_stored(group, schema) for group in concat_small_tables(tables))
     first = next(groups, None)
     if first is None:
         first = empty_table(schema)
@@ -108,7 +113,18 @@ def write_file(
         with suppress(Exception):  # the first error is the cause
             storage.delete(name)
         raise
-    return DataFile(name, size, rows, *_file_bounds(spans, stats_column), partition=partition)
+    bounds = _file_bounds(spans, stats_column)
+    return DataFile(name, size, rows, *bounds, partition=partition, schema_id=_schema_id_of(schema))
+
+
+def as_stored(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with the types of a file: some formats lack small integers, for example."""
+    return rows if rows.schema == schema else rows.cast(schema)
+
+
+def _schema_id_of(schema: pa.Schema) -> int | None:
+    number = (schema.metadata or {}).get(SCHEMA_ID_KEY)
+    return None if number is None else int(number)
 
 
 class _MinMax:
@@ -185,10 +201,14 @@ def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
 
 
 def has_only_columns(storage: Storage, name: str, schema: pa.Schema) -> bool:
-    """Return whether every column of a file is in a schema, with the same type."""
+    """Return whether every column of a file is in a schema, with the same type, and the same field id if it has one."""
     with open_parquet(storage, name) as file:
-        known_types = {field.name: field.type for field in schema}
-        return all(known_types.get(field.name) == field.type for field in file.schema_arrow)
+        known = {field.name: (field.type, _field_id_of(field)) for field in schema}
+        return all(known.get(field.name) == (field.type, _field_id_of(field)) for field in file.schema_arrow)
+
+
+def _field_id_of(field: pa.Field) -> bytes | None:
+    return (field.metadata or {}).get(FIELD_ID_KEY)
 
 
 def read_row_groups(
@@ -319,17 +339,18 @@ def describe_file(
         indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
         table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()
+        schema_id = _schema_id_of(file.schema_arrow)
     spans = {column: _MinMax() for column in (stats_column, SEQ_COLUMN) if column is not None}
     for column, span in spans.items():
         span.add(table[column])
-    return DataFile(name, size, table.num_rows, *_file_bounds(spans, stats_column)), table
+    return DataFile(name, size, table.num_rows, *_file_bounds(spans, stats_column), schema_id=schema_id), table
 
 
 class ChangeFileWriter:
     """Writes the changes of one table in a batch range; small record batches are combined into larger ones.
 
     :param name: name of the file.
-    :param schema: schema of its rows.
+    :param schema: schema of the file; the types of all changes can be cast to its types.
     :param row_group_size: rows per row group; ``None`` for all rows that are combined.
     """
 
@@ -372,7 +393,8 @@ class ChangeFileWriter:
             self._file.close()
 
     def _flush(self) -> None:
-        rows = pa.Table.from_batches(self._buffer, self._schema)
+        rows = pa.Table.from_batches(self._buffer) if self._buffer else empty_table(self._schema)
+        rows = as_stored(rows, self._schema)
         with translate_disk_full(self._storage.location(self._name)):
             if self._writer is None:
                 options = _writer_options(rows, ())

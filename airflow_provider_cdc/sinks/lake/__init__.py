@@ -7,5 +7,6 @@ its next version, or reports that another writer was faster; other methods make 
 ``LakeTable`` decides on the newest markers, checks the fence, has ``sinks.lake.merge`` prepare the files, and decides
 again after a conflict. ``table_checks`` refuses foreign tables by their properties. ``change_staging`` and
 ``slice_staging`` write rows as files before any version lists them, ``compaction`` merges files while others write, and
-``file_scan`` reads a version, one task per file. No format is known here; ``sinks.delta`` has the first one.
+``file_scan`` reads a version, one task per file; ``resume_point`` keeps the stream's resume point in such a table. No
+format is known here; ``sinks.delta`` and ``sinks.iceberg`` have one each.
 """

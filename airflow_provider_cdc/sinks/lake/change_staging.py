@@ -35,7 +35,7 @@ from airflow_provider_cdc.sinks.lake.merge.change_merger import (
     with_row_places,
 )
 from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat
-from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column, with_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column
 from airflow_provider_cdc.sinks.lake.merge.table_edit import CHANGES_FOLDER
 from airflow_provider_cdc.sinks.protocol import ChangeWriter
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -77,15 +77,17 @@ class TableChangeStaging:
         """Return a writer; see :class:`~airflow_provider_cdc.sinks.protocol.ChangeStaging`."""
         if not table.key:
             return self._keyless_staging.open_writer(table, range_name)
-        schema, table_format = table.sink_schema, self._format_of(table)
+        table_format = self._format_of(table)
         if table_format.is_partitioned:
             return _PartitionedChangeWriter(self._table_storage(table), range_name, table_format, table)
-        group_rows = table_format.row_group_size
-        if self._deletes.mode_of(table) == SOFT:  # deletes are rows of the table, too
-            return _SoftDeleteChangeWriter(
-                self._table_storage(table), _change_file_path(range_name), with_deleted_column(schema), group_rows
-            )
-        return ChangeFileWriter(self._table_storage(table), _change_file_path(range_name), schema, group_rows)
+        is_soft = self._deletes.mode_of(table) == SOFT  # deletes are rows of the table, too
+        writer = _SoftDeleteChangeWriter if is_soft else ChangeFileWriter
+        return writer(
+            self._table_storage(table),
+            _change_file_path(range_name),
+            table_format.file_schema,
+            table_format.row_group_size,
+        )
 
     def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """Return the changes of some batch ranges, in this order."""

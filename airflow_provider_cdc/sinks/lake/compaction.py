@@ -17,9 +17,10 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.files.parquet import DataFile, PartitionValues
 from airflow_provider_cdc.sinks.lake.log.file_commit import AddFile, CommitKind, FileCommit, RemoveFile
-from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
+from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, RowOrigin, TableLog
 from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat
 from airflow_provider_cdc.sinks.lake.merge.table_edit import (
+    RewriteSource,
     count_rows,
     new_file_path,
     partition_key,
@@ -47,22 +48,28 @@ class FileCompaction:
     :param table_format: format of the table.
     :param sources: paths, each with its dead rows (serialized bitmap).
     :param partition: the partition of all of these files.
+    :param origins: what the rows of each source inherit from it.
     """
 
     storage: Storage
     table_format: TableFormat
     sources: tuple[tuple[str, bytes], ...]
     partition: PartitionValues = field(default_factory=dict, hash=False)
+    origins: tuple[RowOrigin | None, ...] = ()
 
     def run(self) -> list[DataFile]:
         """Write the living rows of the files to one file.
 
         :returns: the new file; empty if no row is alive.
         """
-        sources = ((path, BitMap.deserialize(dead)) for path, dead in self.sources)
+        origins = self.origins or (None,) * len(self.sources)
+        sources = (
+            RewriteSource(path, BitMap.deserialize(dead), origin)
+            for (path, dead), origin in zip(self.sources, origins, strict=True)
+        )
         path = new_file_path(self.table_format, self.partition)
         rows = read_living_row_groups(self.storage, self.table_format, sources)
-        file = self.table_format.write_file(self.storage, path, rows, self.partition)
+        file = self.table_format.write_rewritten_file(self.storage, path, rows, self.partition)
         if not file.rows:
             self.storage.delete(path)
         return [file] if file.rows else []
@@ -82,6 +89,7 @@ def plan_compactions(
             table_format,
             tuple((f.path, bytes(log.dead_rows(f.path).serialize())) for f in files),
             files[0].partition,
+            tuple(f.row_origin for f in files),
         )
         for files in choose_file_groups(
             list(log.files.values()),

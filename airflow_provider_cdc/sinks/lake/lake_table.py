@@ -40,6 +40,14 @@ class LakeTable(TransactionalTable[Log]):
     # ------------------------------------------------------------ what a format defines
 
     @abstractmethod
+    def create(self, pipeline: str) -> None:
+        """Create the table, or adopt an existing one; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+
+    @abstractmethod
+    def clean_up(self) -> None:
+        """Delete files that are no longer needed; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+
+    @abstractmethod
     def _altered_definition(self, log: Log, old_table: TableSchema) -> Sequence[Mapping[str, Any]]:
         """Return the definition with the columns of this one instead of those of another; nothing if they are equal.
 
@@ -47,9 +55,10 @@ class LakeTable(TransactionalTable[Log]):
         """
 
     @abstractmethod
-    def _overwritten_definition(self, log: Log) -> Sequence[Mapping[str, Any]]:
+    def _overwritten_definition(self, log: Log, files: Sequence[DataFile]) -> Sequence[Mapping[str, Any]]:
         """Return the definition for a table whose rows are all replaced, whatever columns and key it had.
 
+        :param files: the files with the new rows.
         :raises TerminalError: if the table cannot get these columns.
         """
 
@@ -155,7 +164,7 @@ class LakeTable(TransactionalTable[Log]):
             removed_files = (f for f in log.files.values() if f.path not in retained_files.unchanged)
             return FileCommit(
                 [*map(RemoveFile, removed_files), *map(AddFile, (*files.values(), *retained_files.written))],
-                self._overwritten_definition(log),
+                self._overwritten_definition(log, [*files.values(), *retained_files.written]),
                 CommitKind.OVERWRITE,
                 delete_on_conflict=[f.path for f in retained_files.written],
             )

@@ -13,8 +13,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
+import pyarrow as pa
+
 from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.multiset import MissingRowsError
+from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.lake.log.file_commit import FileCommit
 from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS, TableLog
 from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher
@@ -26,6 +29,7 @@ from airflow_provider_cdc.sinks.lake.merge.table_edit import (
     is_part_file,
     prepare_copy_on_write,
     prepare_deletion_vectors,
+    write_data_files,
 )
 from airflow_provider_cdc.sinks.lake.slice_staging import SliceStaging
 from airflow_provider_cdc.sinks.lake.table_checks import (
@@ -132,6 +136,10 @@ class TransactionalTable(SliceStaging, Generic[Log]):
         )
 
     # ------------------------------------------------------------ commits
+
+    def write_rows(self, rows: pa.Table) -> list[DataFile]:
+        """Write rows to new files of the table's folder, which :meth:`commit_edit` may add."""
+        return write_data_files(self.storage, self._format, [rows])[0]
 
     def commit_edit(
         self,

@@ -67,6 +67,11 @@ class DeltaLiveFile:
         """Number of dead rows."""
         return self.deletion_vector.cardinality if self.deletion_vector else 0
 
+    @property
+    def row_origin(self) -> None:
+        """Nothing: row tracking is not supported."""
+        return None
+
     def bounds(self, column: str) -> tuple[int, int] | None:
         """Return the lowest and highest value of an integer column; ``None`` if they are not known exactly."""
         low, high = ((self.stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))

@@ -133,6 +133,16 @@ def read_manifest_list(data: bytes, location: str) -> list[ManifestFile]:
     return [_from_record(record) for record in records]
 
 
+def read_parent_id(data: bytes, location: str) -> int | None:
+    """Return the id of the snapshot on which that of a manifest list is based; ``None`` if it does not say.
+
+    :param location: location of the file, for errors.
+    """
+    _, properties = read_records(data, LIST_NAMES, location)
+    text = properties.get("parent-snapshot-id", "null")
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
 def _check_counts(manifest: ManifestFile) -> None:
     """Refuse a manifest whose rows are not counted: its row ids could be those of other rows."""
     counts = (getattr(manifest, name) for name in ManifestFile.__dataclass_fields__ if name.endswith("_count"))

@@ -15,11 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.sinks.files.parquet import FIELD_ID_KEY
 
 #: Format versions that are read and written.
 FORMAT_VERSIONS = (2, 3)
-#: Key of the field id in the metadata of an Arrow field, which Parquet files have too.
-FIELD_ID_KEY = b"PARQUET:field_id"
 #: Types that a format version has added.
 _ADDED_BY_VERSION = {
     **dict.fromkeys(("unknown", "variant", "timestamp_ns", "timestamptz_ns"), 3),

@@ -78,3 +78,12 @@ class FileCommit:
     kind: CommitKind = CommitKind.MERGE
     delete_on_conflict: list[str] = field(default_factory=list)
     delete_on_success: list[str] = field(default_factory=list)
+
+
+def dead_rows_of(commit: FileCommit) -> dict[str, BitMap]:
+    """Return the dead rows of the files whose deletion vectors a commit writes, by path."""
+    dead = {}
+    for operation in commit.operations:
+        if isinstance(operation, MarkRowsDead) or (isinstance(operation, AddFile) and operation.dead):
+            dead[operation.file.path] = operation.dead
+    return dead

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap
 
@@ -12,6 +12,17 @@ from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Seconds for which a version is assumed to be the newest one unless a commit shows otherwise.
 FRESH_SECONDS = 60
+
+
+class RowOrigin(NamedTuple):
+    """What the rows of a data file inherit from it, unless they state it themselves.
+
+    :param first_row_id: the row id of its first row; those of the others follow.
+    :param sequence_number: number of the commit that changed its rows last.
+    """
+
+    first_row_id: int
+    sequence_number: int
 
 
 class LiveFile(Protocol):
@@ -35,7 +46,11 @@ class LiveFile(Protocol):
 
     @property
     def partition(self) -> PartitionValues:
-        """Values, as text, of the columns that are not in the file."""
+        """Its partition: values as text. Those of columns of the table are not in the file."""
+
+    @property
+    def row_origin(self) -> RowOrigin | None:
+        """What its rows inherit from it; ``None`` if the format has no row ids."""
 
     def bounds(self, column: str) -> tuple[int, int] | None:
         """Return the lowest and highest value of an integer column; ``None`` if they are not known exactly."""

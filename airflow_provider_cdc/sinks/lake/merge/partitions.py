@@ -6,7 +6,7 @@ Folders are named after the values (Hive style), because some readers get the va
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -18,7 +18,14 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
-from airflow_provider_cdc.sinks.files.parquet import NO_PARTITION, DataFile, PartitionValues, write_file
+from airflow_provider_cdc.sinks.files.parquet import (
+    NO_PARTITION,
+    DataFile,
+    PartitionValues,
+    read_row_groups,
+    write_file,
+)
+from airflow_provider_cdc.sinks.lake.log.table_log import RowOrigin
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Parts of a date: number of characters of YYYY-MM-DD HH that determine it.
@@ -112,10 +119,19 @@ class TableFormat:
         """Partition columns of the table, in order."""
         return [part.column_name for part in self.fields]
 
+    @property
+    def value_names(self) -> list[str]:
+        """Names of the partition values, in order: those of columns that are in no data file."""
+        return self.columns
+
     @cached_property
+    def _columns_in_files(self) -> pa.Schema:
+        return pa.schema([f for f in self.schema if f.name not in self.columns])
+
+    @property
     def file_schema(self) -> pa.Schema:
         """Schema of the data files."""
-        return pa.schema([f for f in self.schema if f.name not in self.columns])
+        return self._columns_in_files
 
     def supports_vectors(self, path: str) -> bool:
         """Return whether rows of a file may be deleted by a deletion vector. If not, the file is rewritten."""
@@ -135,7 +151,7 @@ class TableFormat:
         groups = listed.group_by(texts.column_names, use_threads=False).aggregate([("row", "list")])
         partitions = []
         for group, row_indices in zip(groups.select(texts.column_names).to_pylist(), groups["row_list"], strict=True):
-            values: PartitionValues = dict(zip(self.columns, group.values(), strict=True))
+            values: PartitionValues = dict(zip(self.value_names, group.values(), strict=True))
             for name, value in values.items():
                 self.check_value(name, value)
             partitions.append((values, row_indices.values.to_numpy()))
@@ -190,6 +206,19 @@ class TableFormat:
             partition=values,
             row_group_size=self.row_group_size,
         )
+
+    def read_for_rewrite(self, storage: Storage, path: str, origin: RowOrigin | None) -> Iterator[pa.Table]:
+        """Yield the rows of a file as they are stored, to be written to another file.
+
+        :param origin: what the rows of the file inherit from it; ``None`` for nothing.
+        """
+        return read_row_groups(storage, path, self.file_schema, may_lack_columns=True)
+
+    def write_rewritten_file(
+        self, storage: Storage, path: str, rows: Iterable[pa.Table], values: PartitionValues = NO_PARTITION
+    ) -> DataFile:
+        """Write rows of one partition that :meth:`read_for_rewrite` has read."""
+        return self.write_file(storage, path, rows, values)
 
 
 class PartitionedWriter:

@@ -17,11 +17,10 @@ from airflow_provider_cdc.sinks.files.parquet import (
     DataFile,
     PartitionValues,
     open_parquet,
-    read_row_groups,
     split_by_size,
 )
 from airflow_provider_cdc.sinks.lake.log.file_commit import AddFile, FileCommit, MarkRowsDead, RemoveFile
-from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
+from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, RowOrigin, TableLog
 from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes
 from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -32,6 +31,24 @@ _PART_NAME = re.compile(r"(?:[^/]+=[^/]*/)*part-")
 #: Copy-on-write rewrites a live file below the first size together with new rows, so that small files do not pile up,
 #: and writes no file above the second size, so that no file grows without limit.
 SMALL_FILE_BYTES, LARGE_FILE_BYTES = 4 << 20, 64 << 20
+
+
+@dataclass(frozen=True)
+class RewriteSource:
+    """A file whose living rows are written to another file.
+
+    :param dead: its dead rows.
+    :param origin: what its rows inherit from it.
+    """
+
+    path: str
+    dead: BitMap
+    origin: RowOrigin | None = None
+
+    @classmethod
+    def of(cls, file: LiveFile, dead: BitMap) -> RewriteSource:
+        """Make the source of a live file."""
+        return cls(file.path, dead, file.row_origin)
 
 
 @dataclass
@@ -123,10 +140,10 @@ def _rewrite_partition(
     :param live_sources: files of the table, with their dead rows.
     :param added_sources: files that are added, with their dead rows.
     """
-    small_sources = [(f.path, rows) for f, rows in live_sources if f.size < SMALL_FILE_BYTES] + [
-        (f.path, rows) for f, rows in added_sources
+    small_sources = [RewriteSource.of(f, rows) for f, rows in live_sources if f.size < SMALL_FILE_BYTES] + [
+        RewriteSource(f.path, rows) for f, rows in added_sources
     ]
-    large_sources = [[(f.path, rows)] for f, rows in live_sources if f.size >= SMALL_FILE_BYTES]
+    large_sources = [[RewriteSource.of(f, rows)] for f, rows in live_sources if f.size >= SMALL_FILE_BYTES]
     commit.operations += [RemoveFile(file) for file, _ in live_sources]
     unchanged: list[DataFile] = []
     if len(small_sources) == 1 and added_sources and not added_sources[0][1]:  # keep the staged file unchanged
@@ -168,23 +185,20 @@ def without_dead_rows(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.T
 
 
 def read_living_row_groups(
-    storage: Storage, table_format: TableFormat, sources: Iterable[tuple[str, BitMap]]
+    storage: Storage, table_format: TableFormat, sources: Iterable[RewriteSource]
 ) -> Iterator[pa.Table]:
-    """Yield the living rows of files of one partition, as they are stored.
-
-    :param sources: paths, each with its dead rows.
-    """
-    for path, dead in sources:
-        groups = read_row_groups(storage, path, table_format.file_schema, may_lack_columns=True)
-        yield from without_dead_rows(groups, dead)
+    """Yield the living rows of files of one partition, as they are stored."""
+    for source in sources:
+        groups = table_format.read_for_rewrite(storage, source.path, source.origin)
+        yield from without_dead_rows(groups, source.dead)
 
 
 def _rewrite_files(
-    storage: Storage, table_format: TableFormat, partition: PartitionValues, sources: Iterable[tuple[str, BitMap]]
+    storage: Storage, table_format: TableFormat, partition: PartitionValues, sources: Iterable[RewriteSource]
 ) -> list[DataFile]:
     """Write the living rows of files of one partition to new files of limited size."""
     return [
-        table_format.write_file(storage, new_file_path(table_format, partition), part, partition)
+        table_format.write_rewritten_file(storage, new_file_path(table_format, partition), part, partition)
         for part in split_by_size(read_living_row_groups(storage, table_format, sources), LARGE_FILE_BYTES)
     ]
 

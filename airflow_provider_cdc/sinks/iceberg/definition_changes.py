@@ -1,0 +1,215 @@
+"""Changes of a table's definition, as updates of its metadata: columns keep their field ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
+from airflow_provider_cdc.sinks.iceberg.format import table_updates
+from airflow_provider_cdc.sinks.iceberg.format.partition_spec import PartitionSpec, new_partition_spec
+from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
+from airflow_provider_cdc.sinks.iceberg.format.schema_changes import SchemaEditor
+from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
+from airflow_provider_cdc.sinks.iceberg.format.table_updates import Update
+from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
+    build_schema,
+    column_types,
+    find_schema,
+    has_same_columns,
+)
+from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import IcebergLog
+from airflow_provider_cdc.sinks.iceberg.table_format import IcebergTableFormat, transform_of
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
+from airflow_provider_cdc.sinks.lake.table_checks import KEY_PROPERTY, key_property_value
+from airflow_provider_cdc.sinks.lake.table_options import TableOptions
+
+_FRESH_PATH_REMEDY = "Start with a fresh sink.path"
+#: Property of the metadata of a column with its comment.
+_COMMENT = "comment"
+
+
+def column_docs(options: TableOptions) -> dict[str, str]:
+    """Return the comments of columns."""
+    return {name: values[_COMMENT] for name, values in options.column_metadata.items() if _COMMENT in values}
+
+
+def partition_spec_for(
+    schema: IcebergSchema, table_format: IcebergTableFormat, metadata: TableMetadata | None = None
+) -> PartitionSpec:
+    """Return the partition spec of a table.
+
+    :param metadata: its metadata, if it exists.
+    """
+    wanted = [(part.column, transform_of(part).text) for part in table_format.fields]
+    if metadata is None:
+        return new_partition_spec(schema, wanted)
+    specs = metadata.partition_specs
+    return new_partition_spec(
+        schema,
+        wanted,
+        spec_id=max(specs) + 1,
+        last_partition_id=metadata.last_partition_id,
+        known_specs=list(specs.values()),
+    )
+
+
+def alter_updates(
+    log: IcebergLog, old_table: TableSchema, table_format: IcebergTableFormat, options: TableOptions
+) -> list[Update]:
+    """Return updates that give a table other columns; none if nothing changes.
+
+    Columns are added, dropped, and widened; existing files stay as they are.
+
+    :param old_table: the definition that the table's columns match now.
+    :param table_format: format under the new definition.
+    :param options: options under the new definition.
+    :raises TerminalError: if the table does not have the columns of ``old_table``, or cannot get the new ones.
+    """
+    metadata, old_columns, columns = log.metadata, old_table.sink_schema, table_format.schema
+    if DELETED_COLUMN in columns.names:
+        old_columns = with_deleted_column(old_columns)
+    if not has_same_columns(metadata.current_schema, old_columns, metadata.format_version):
+        raise TerminalError(
+            f"the {log.name} has other columns than {old_table.label} had before its definition changed",
+            f"Other software has altered it. {_FRESH_PATH_REMEDY}",
+        )
+    if [*old_table.key] != [*table_format.key_columns]:
+        raise TerminalError(
+            f"the {log.name} cannot follow the change of the definition of {old_table.label}: its key was "
+            f"({', '.join(old_table.key)}) and is now ({', '.join(table_format.key_columns)})",
+            _FRESH_PATH_REMEDY,
+        )
+    try:
+        schema, last_column_id = _edited_schema(metadata, columns, column_docs(options))
+    except NotReadyError as error:
+        raise TerminalError(f"the {log.name} cannot follow: {error.message}", error.remedy) from None
+    if schema.has_same_fields(metadata.current_schema):
+        return []
+    return _schema_updates(metadata, schema, last_column_id)
+
+
+def overwrite_updates(log: IcebergLog, schema_id: int, table_format: IcebergTableFormat) -> list[Update]:
+    """Return updates that replace the columns of a table, in a commit that replaces all of its rows.
+
+    :param schema_id: number of the schema with which the new rows were written.
+    :param table_format: format under the new definition.
+    """
+    return [
+        *_schema_and_spec_updates(log.metadata, log.metadata.schemas[schema_id], None, table_format),
+        table_updates.set_properties({KEY_PROPERTY: key_property_value(table_format.key_columns)}),
+    ]
+
+
+def replace_updates(metadata: TableMetadata, table_format: IcebergTableFormat, options: TableOptions) -> list[Update]:
+    """Return updates that give a table any other columns, in a commit that removes all of its rows."""
+    schema, last_column_id = find_schema(metadata, table_format.schema, table_format.key_columns), None
+    if schema is None:
+        schema, last_column_id = build_schema(
+            metadata, table_format.schema, table_format.key_columns, column_docs(options)
+        )
+    obsolete = [table_updates.remove_properties([KEY_PROPERTY])] if KEY_PROPERTY in metadata.properties else []
+    return [*_schema_and_spec_updates(metadata, schema, last_column_id, table_format), *obsolete]
+
+
+def properties_to_set(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the wanted properties that a table does not have."""
+    return {name: value for name, value in wanted.items() if current.get(name) != value}
+
+
+def _schema_and_spec_updates(
+    metadata: TableMetadata, schema: IcebergSchema, last_column_id: int | None, table_format: IcebergTableFormat
+) -> list[Update]:
+    """Return updates that make a schema the current one, and let the partition spec use its columns.
+
+    :param last_column_id: the highest field id with a schema that is new; ``None`` if the table has the schema.
+    """
+    updates = _schema_updates(metadata, schema, last_column_id)
+    spec = partition_spec_for(schema, table_format, metadata)
+    current = [(part.source_ids, part.transform) for part in metadata.default_spec.fields]
+    if [(part.source_ids, part.transform) for part in spec.fields] != current:
+        updates += [table_updates.add_partition_spec(spec), table_updates.set_default_spec()]
+    return updates
+
+
+def _schema_updates(metadata: TableMetadata, schema: IcebergSchema, last_column_id: int | None) -> list[Update]:
+    """Return updates that make a schema the current one, after adding it if the table has no such schema."""
+    known = next((s for s in metadata.schemas.values() if s.has_same_fields(schema)), None)
+    if known is None:
+        assert last_column_id is not None
+        return [table_updates.add_schema(schema, last_column_id), table_updates.set_current_schema()]
+    return [] if known is metadata.current_schema else [table_updates.set_current_schema(known.schema_id)]
+
+
+def _edited_schema(metadata: TableMetadata, columns: pa.Schema, docs: Mapping[str, str]) -> tuple[IcebergSchema, int]:
+    current = metadata.current_schema
+    partition_ids = [number for part in metadata.default_spec.fields for number in part.source_ids]
+    editor = SchemaEditor(current, metadata.last_column_id, metadata.format_version, partition_ids)
+    types = dict(column_types(columns, metadata.format_version))
+    for name in current.columns.keys() - {*columns.names}:
+        editor.drop_column(name)
+    for column in columns:
+        if column.name in current.columns:
+            if types[column.name] != str(current.columns[column.name].type):
+                editor.promote_column(column.name, column.type)
+            if (doc := docs.get(column.name)) != current.columns[column.name].doc:
+                editor.set_doc(column.name, doc)
+        else:
+            editor.add_column(column.name, column.type, doc=docs.get(column.name))
+    editor.order_columns(columns.names)
+    return editor.build_schema(max(metadata.schemas) + 1), editor.last_column_id
+
+
+def new_table_properties(options: TableOptions, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of a new table.
+
+    :param own: properties that replace the default ones.
+    """
+    mode = "merge-on-read" if options.deletion_vectors else "copy-on-write"
+    return {
+        **_DEFAULT_PROPERTIES,
+        **{f"write.{action}.mode": mode for action in ("delete", "update", "merge")},
+        **options.properties,
+        **own,
+    }
+
+
+#: Default properties of a new table: its metadata stays small. Files of expired snapshots are deleted later.
+_DEFAULT_PROPERTIES = {
+    "history.expire.max-snapshot-age-ms": "3600000",
+    "write.metadata.previous-versions-max": "20",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "commit.manifest-merge.enabled": "false",
+}
+
+
+def find_adoption_obstacles(
+    log: IcebergLog, table_format: IcebergTableFormat, options: TableOptions, owner: str | None
+) -> Sequence[str]:
+    """Return the obstacles to adopting a table.
+
+    :param owner: the pipeline that owns it.
+    """
+    metadata, obstacles = log.metadata, list[str]()
+    if owner is not None:
+        obstacles.append(f"it belongs to pipeline {owner}")
+    if names := sorted(log.markers):
+        obstacles.append(f"it has markers: {', '.join(names[:3])}")
+    existing, version = metadata.current_schema.columns, metadata.format_version
+    for column, (name, kind) in zip(table_format.schema, column_types(table_format.schema, version), strict=True):
+        if (nested := existing.get(name)) is None:
+            if not name.startswith("_cdc_"):
+                obstacles.append(f"it lacks column {name} ({kind})")
+        elif str(nested.type) != kind:
+            obstacles.append(f"column {name} is {nested.type}, and not {kind}")
+        elif nested.required and (column.name in options.nullable_columns or name.startswith("_cdc_")):
+            obstacles.append(f"column {name} is NOT NULL, and may be NULL in the source")
+    if [*log.partition_columns] != table_format.columns:
+        obstacles.append(
+            f"it is partitioned by {', '.join(log.partition_columns) or 'nothing'}, and not by "
+            f"{', '.join(table_format.columns) or 'nothing'}"
+        )
+    extra = [name for name in existing if name not in table_format.schema.names]
+    return [*obstacles, *(f"it has column {name}, which the source does not have" for name in extra)]

@@ -1,0 +1,187 @@
+"""The Iceberg sink: one Iceberg table per captured table, in a catalog."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import pyarrow as pa
+
+from airflow_provider_cdc.config.delete_policy import ALL_HARD, SOFT, DeletePolicy
+from airflow_provider_cdc.config.patterns import matches_any
+from airflow_provider_cdc.config.store_access import StoreAccess
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
+from airflow_provider_cdc.config.table_properties import NO_PROPERTIES, TableProperties
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
+from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, TableIdentifier
+from airflow_provider_cdc.sinks.iceberg.log.file_schemas import NEW_TABLE_SCHEMA_ID
+from airflow_provider_cdc.sinks.iceberg.resume_point import IcebergResumePoint
+from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
+from airflow_provider_cdc.sinks.iceberg.table_format import FileSchemaLookup, IcebergTableFormat, schema_number_of
+from airflow_provider_cdc.sinks.lake.change_staging import TableChangeStaging
+from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS, TableLog
+from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
+from airflow_provider_cdc.sinks.lake.resume_point import RESUME_POINT_SCHEMA
+from airflow_provider_cdc.sinks.lake.table_checks import SOURCE_PROPERTY
+from airflow_provider_cdc.sinks.lake.table_options import TableOptions
+from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.sinks.storage.open_storage import open_storage
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: Namespace of tables whose path has only one part.
+_DEFAULT_NAMESPACE = ("default",)
+
+
+@dataclass(frozen=True)
+class IcebergSink:
+    """The sink of one pipeline.
+
+    :param path: ``sink.path``.
+    :param pipeline: name of the pipeline.
+    :param open_catalog: opens the catalog; picklable, hashable, and equal if it opens the same one.
+    :param copy_on_write_tables: patterns ``database.table`` of the tables that use copy-on-write.
+    :param index_bytes: memory limit in bytes of the key index of each table.
+    :param access: settings and credentials for the object store of ``path``.
+    :param deletes: how rows that the source deletes are handled.
+    :param table_path: how the folders of tables are named; the parts of a path are namespace and name of the table.
+    :param table_properties: additional table properties.
+    :param adopt: whether tables made by other software are adopted.
+    :param partition_by: patterns of tables, each with the columns and date units that partition these tables.
+    """
+
+    path: str
+    pipeline: str
+    open_catalog: Callable[[], Catalog]
+    copy_on_write_tables: tuple[str, ...] = ()
+    index_bytes: int = TableOptions.index_bytes
+    access: StoreAccess | None = None
+    deletes: DeletePolicy = ALL_HARD
+    table_path: TablePaths = DEFAULT_TABLE_PATHS
+    table_properties: TableProperties = NO_PROPERTIES
+    adopt: bool = False
+    partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
+    supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
+
+    def table(self, table: TableSchema) -> IcebergSinkTable:
+        """Return the Iceberg table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""
+        comments = dict(table.comments)
+        table_format = self._format(table)
+        options = TableOptions(
+            not matches_any(self.copy_on_write_tables, table.database, table.name),
+            self.index_bytes,
+            self.deletes.mode_of(table),
+            {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label},
+            {c.name: {"comment": comments[c.name]} for c in table.sink_columns if c.name in comments},
+            self.adopt,
+            frozenset(c.name for c in table.sink_columns if c.nullable or c.name in table.null_date_columns),
+            table_format.fields,
+        )
+        folder = self._layout.table_folder(table)
+        return IcebergSinkTable(
+            self._storage.subfolder(folder), self._catalog, _identifier_of(folder), table_format, options
+        )
+
+    def change_staging(self) -> TableChangeStaging:
+        """Return change staging in the tables' folders, and in a folder for what does not become part of them."""
+
+        def open_log(table: TableSchema) -> TableLog:
+            return self.table(table).open_log()
+
+        return TableChangeStaging(
+            self._table_storage,
+            open_log,
+            FileChangeStaging(self._storage, self._layout.change_staging_folder),
+            self.deletes,
+            self._staging_format,
+        )
+
+    def resume_point(self) -> IcebergResumePoint:
+        """Return the resume point: the table ``_cdc_progress``."""
+        folder = self._layout.resume_point_folder
+        table = IcebergSinkTable(
+            self._storage.subfolder(folder),
+            self._catalog,
+            _identifier_of(folder),
+            IcebergTableFormat(RESUME_POINT_SCHEMA),
+            TableOptions(deletion_vectors=False),
+        )
+        return IcebergResumePoint(table, self.pipeline)
+
+    def _format(self, table: TableSchema) -> IcebergTableFormat:
+        """Return the format of a table. Of the patterns in ``partition_by``, the first that matches applies."""
+        matching_fields = (
+            parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
+        )
+        table_format = IcebergTableFormat.for_table(
+            table, [PartitionField(*part) for part in next(matching_fields, ())]
+        )
+        if self.deletes.mode_of(table) == SOFT:
+            return replace(table_format, schema=with_deleted_column(table_format.schema))
+        return table_format
+
+    def _staging_format(self, table: TableSchema) -> IcebergTableFormat:
+        """Return the format of a table for changes, which are written by many short tasks."""
+        lookup = FileSchemaLookup(partial(_find_file_schema, self, table))
+        return replace(self._format(table), file_schema_lookup=lookup)
+
+    def _catalog(self) -> Catalog:
+        return _open_once(self.open_catalog)
+
+    def _table_storage(self, table: TableSchema) -> Storage:
+        return self._storage.subfolder(self._layout.table_folder(table))
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.pipeline, self.table_path)
+
+    @property
+    def _storage(self) -> Storage:
+        return open_storage(self.path, self.access)
+
+
+class _ThreadState(threading.local):
+    """What a thread of this process has opened: a catalog is not thread-safe, and must not cross a fork."""
+
+    def __init__(self) -> None:
+        self.process_id = os.getpid()
+        self.catalogs = dict[Callable[[], Catalog], Catalog]()
+
+
+_opened = _ThreadState()
+#: Schemas of new files by sink and definition, and when each was found: many tasks write few rows each.
+_file_schemas = dict[tuple[IcebergSink, str, str, str], tuple[float, pa.Schema]]()
+
+
+def _open_once(open_catalog: Callable[[], Catalog]) -> Catalog:
+    if _opened.process_id != os.getpid():
+        _opened.process_id, _opened.catalogs = os.getpid(), {}
+    catalog = _opened.catalogs.get(open_catalog)
+    if catalog is None:
+        catalog = _opened.catalogs[open_catalog] = open_catalog()
+    return catalog
+
+
+def _find_file_schema(sink: IcebergSink, table: TableSchema) -> pa.Schema:
+    """Return the schema of new files of a table. A commit refuses files if the columns have changed since."""
+    key, now = (sink, *table.id, f"{table.key} {table.sink_schema}"), time.monotonic()
+    found = _file_schemas.get(key)
+    if found is not None and now - found[0] <= FRESH_SECONDS:
+        return found[1]
+    schema = sink.table(table).find_file_schema()
+    if schema_number_of(schema) != NEW_TABLE_SCHEMA_ID:
+        _file_schemas[key] = now, schema
+    return schema
+
+
+def _identifier_of(folder: str) -> TableIdentifier:
+    """Return the name of the table in a folder."""
+    *namespace, name = folder.split("/")
+    return TableIdentifier(tuple(namespace) or _DEFAULT_NAMESPACE, name)

@@ -1,0 +1,258 @@
+"""One Iceberg table: the encoder of its commits, and how it is created, adopted, altered and maintained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from airflow_provider_cdc.config.delete_policy import HARD
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, TableIdentifier
+from airflow_provider_cdc.sinks.iceberg.commit_encoder import CommitEncoder
+from airflow_provider_cdc.sinks.iceberg.definition_changes import (
+    alter_updates,
+    column_docs,
+    find_adoption_obstacles,
+    new_table_properties,
+    overwrite_updates,
+    partition_spec_for,
+    properties_to_set,
+    replace_updates,
+)
+from airflow_provider_cdc.sinks.iceberg.format import table_updates
+from airflow_provider_cdc.sinks.iceberg.format.schema import new_schema
+from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata, new_metadata
+from airflow_provider_cdc.sinks.iceberg.format.table_updates import Update
+from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
+    NEW_TABLE_SCHEMA_ID,
+    build_schema,
+    find_schema,
+    has_ids_of_new_table,
+    has_same_columns,
+)
+from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import IcebergLog
+from airflow_provider_cdc.sinks.iceberg.log.table_location import location_of
+from airflow_provider_cdc.sinks.iceberg.table_format import (
+    FileSchemaLookup,
+    IcebergTableFormat,
+    file_schema_of,
+    schema_number_of,
+)
+from airflow_provider_cdc.sinks.iceberg.upkeep import vacuum_files
+from airflow_provider_cdc.sinks.lake.lake_table import LakeTable
+from airflow_provider_cdc.sinks.lake.log.file_commit import CommitKind, FileCommit, RemoveFile
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
+from airflow_provider_cdc.sinks.lake.table_checks import (
+    DELETES_PROPERTY,
+    OWNER_PROPERTY,
+    check_owner,
+    owner_of,
+)
+from airflow_provider_cdc.sinks.lake.table_options import TableOptions
+from airflow_provider_cdc.sinks.lake.transactional_table import COMMIT_TRIES, back_off
+from airflow_provider_cdc.sinks.protocol import Fence
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+
+class IcebergSinkTable(LakeTable[IcebergLog]):
+    """One Iceberg table.
+
+    :param storage: storage of its folder.
+    :param open_catalog: returns the catalog for the current thread.
+    :param identifier: name of the table in the catalog.
+    :param table_format: format of its rows.
+    :param options: options of the table.
+    """
+
+    _format: IcebergTableFormat
+
+    def __init__(
+        self,
+        storage: Storage,
+        open_catalog: Callable[[], Catalog],
+        identifier: TableIdentifier,
+        table_format: IcebergTableFormat,
+        options: TableOptions,
+    ) -> None:
+        self._open_catalog, self.identifier = open_catalog, identifier
+        self._found_schema: tuple[TableMetadata, pa.Schema] | None = None
+        self._overwriting_schema: pa.Schema | None = None
+        table_format = replace(table_format, file_schema_lookup=FileSchemaLookup(self.find_file_schema))
+        super().__init__(storage, table_format, options)
+
+    def open_log(self) -> IcebergLog:
+        """Return a log of the table that has read nothing yet."""
+        return IcebergLog(self.storage, self._open_catalog, self.identifier, self.options.deletion_vectors)
+
+    # ------------------------------------------------------------ creation
+
+    def create(self, pipeline: str) -> None:
+        """Create the table, or adopt an existing one; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
+
+        :raises NotReadyError: if it should be adopted but cannot be.
+        """
+        for attempt in range(COMMIT_TRIES):
+            if not self.exists():
+                self._open_catalog().create_table(self.identifier, self._new_metadata(pipeline))
+            elif not self.will_adopt(pipeline) or self._adopt(pipeline):
+                break
+            else:
+                back_off(attempt)
+        self._log.refresh()
+        check_owner(self._log, pipeline)
+        names = list(self.load_log().metadata.current_schema.columns)
+        if names != self.schema.names:
+            raise TerminalError(
+                f"the {self.name} has other columns than its source table",
+                "It was written by other software, or under another definition: use a fresh sink.path, or remove it",
+            )
+
+    def will_adopt(self, pipeline: str) -> bool:
+        """Return whether :meth:`create` adopts it; see :class:`~airflow_provider_cdc.sinks.protocol.Adoptable`."""
+        self._log.refresh()
+        owner = owner_of(self._log.properties)
+        if not self.options.adopt or owner == pipeline:
+            return False
+        if obstacles := find_adoption_obstacles(self._log, self._format, self.options, owner):
+            raise NotReadyError(
+                f"the {self.name} cannot be adopted: {'; '.join(obstacles)}",
+                "Alter it, or choose another sink.path or sink.table_path",
+            )
+        return True
+
+    def _new_metadata(self, pipeline: str) -> TableMetadata:
+        version = 3 if self.options.deletion_vectors else 2
+        schema = new_schema(self.schema, version, identifiers=self._format.key_columns, docs=column_docs(self.options))
+        spec = partition_spec_for(schema, self._format)
+        properties = new_table_properties(self.options, self._own_properties(pipeline))
+        return new_metadata(version, location_of(self.storage), schema, spec, properties, int(time.time() * 1000))
+
+    def _own_properties(self, pipeline: str) -> dict[str, str]:
+        deletes = {} if self.options.deletes == HARD else {DELETES_PROPERTY: self.options.deletes}
+        return {**deletes, OWNER_PROPERTY: pipeline}
+
+    def _adopt(self, pipeline: str) -> bool:
+        """Remove all rows of a table, and make a pipeline its owner."""
+        log = self._log
+        properties = new_table_properties(self.options, self._own_properties(pipeline))
+        definition = [
+            *replace_updates(log.metadata, self._format, self.options),
+            table_updates.set_properties(properties_to_set(log.properties, properties)),
+        ]
+        commit = FileCommit([RemoveFile(file) for file in log.files.values()], definition, CommitKind.OVERWRITE)
+        is_committed = self._write_commit(commit, {})
+        if not is_committed:
+            self.storage.delete(*commit.delete_on_conflict)
+        return is_committed
+
+    # ------------------------------------------------------------ files
+
+    def find_file_schema(self) -> pa.Schema:
+        """Return the schema of new files, which the table gets if it has none with the columns of this definition.
+
+        It becomes the current one only by an overwrite. If there is no table yet, it is the one that it will have.
+        """
+        if self._overwriting_schema is not None:
+            return self._overwriting_schema
+        metadata = self._log.metadata if self._log.is_loaded else None
+        if metadata is None or self._found_schema is None or self._found_schema[0] is not metadata:
+            metadata = metadata or self._log.find_metadata()
+            if metadata is None:
+                new_table = self._new_metadata("")
+                schema = replace(new_table.current_schema, schema_id=NEW_TABLE_SCHEMA_ID)
+                return file_schema_of(schema, new_table.format_version)
+            self._found_schema = metadata, self._find_or_add_schema(metadata)
+        return self._found_schema[1]
+
+    def _find_or_add_schema(self, metadata: TableMetadata | None) -> pa.Schema:
+        for attempt in range(COMMIT_TRIES):
+            if metadata is None:
+                break
+            schema = find_schema(metadata, self.schema, self._format.key_columns)
+            if schema is not None:
+                return file_schema_of(schema, metadata.format_version)
+            metadata = self._log.find_metadata()
+            if metadata and find_schema(metadata, self.schema, self._format.key_columns) is None:
+                added = build_schema(metadata, self.schema, self._format.key_columns, column_docs(self.options))
+                metadata = self._log.add_schema(*added)
+                back_off(attempt)
+        raise self._gave_up_error()
+
+    def overwrite(
+        self,
+        slices: Sequence[DataFile],
+        markers: Mapping[str, int],
+        fence: Fence,
+        *,
+        keep_deleted_to: int | None = None,
+    ) -> bool:
+        """Replace all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
+
+        The table gets the schema with which the slices were written.
+        """
+        self._overwriting_schema = self._schema_of_slices(slices)
+        try:
+            return super().overwrite(slices, markers, fence, keep_deleted_to=keep_deleted_to)
+        finally:
+            self._overwriting_schema = None
+
+    def _schema_of_slices(self, slices: Iterable[DataFile]) -> pa.Schema:
+        ids = {file.schema_id for part in slices for file in part.files if file.rows}
+        if not self._log.is_loaded or not ids <= {*self._log.metadata.schemas, NEW_TABLE_SCHEMA_ID}:
+            self._log.refresh()
+        metadata = self._log.metadata
+        if not ids:
+            return self._find_or_add_schema(metadata)
+        schemas = [metadata.schemas.get(-1 if number is None else number) for number in ids]
+        if ids == {NEW_TABLE_SCHEMA_ID}:
+            schema = find_schema(metadata, self.schema, self._format.key_columns)
+            schemas = [schema if schema is not None and has_ids_of_new_table(schema) else None]
+        if len(schemas) > 1 or schemas[0] is None:
+            raise TransientError(
+                f"slices of the {self.name} were written with schemas {sorted(map(str, ids))} of the table",
+                "Re-snapshot the table again: its columns were changed while it was read",
+            )
+        return file_schema_of(schemas[0], metadata.format_version)
+
+    # ------------------------------------------------------------ maintenance
+
+    @property
+    def commit_count(self) -> int:
+        """Number of commits in the table's history, as far as this object knows."""
+        return self._log.metadata.last_sequence_number if self._log.is_loaded else 0
+
+    def clean_up(self) -> None:
+        """Delete files that are no longer needed."""
+        log = self.load_log()
+        # An object used only for maintenance never commits rows, and would accumulate these keys.
+        self._forget_revived_keys()
+        vacuum_files(log)
+
+    # ------------------------------------------------------------ definition
+
+    def _has_same_columns(self, log: IcebergLog) -> bool:
+        return has_same_columns(log.metadata.current_schema, self.schema, log.metadata.format_version)
+
+    def _altered_definition(self, log: IcebergLog, old_table: TableSchema) -> list[Update]:
+        return alter_updates(log, old_table, self._format, self.options)
+
+    def _overwritten_definition(self, log: IcebergLog, files: Sequence[DataFile]) -> list[Update]:
+        schema_id = schema_number_of(self._format.file_schema)
+        if schema_id not in log.metadata.schemas:  # it was added after this version
+            raise TransientError(f"the {self.name} has got another schema meanwhile", "Run again")
+        return overwrite_updates(log, schema_id, self._format)
+
+    def _reset_definition(self, log: IcebergLog) -> list[Update]:
+        return replace_updates(log.metadata, self._format, self.options)
+
+    # ------------------------------------------------------------ encoder
+
+    def _write_commit(self, commit: FileCommit, markers: Mapping[str, int], edit: TableEdit | None = None) -> bool:
+        properties = self.options.properties if edit is not None else {}
+        encoder = CommitEncoder(self._log, commit, markers, self._format.stats_column, properties)
+        return self._log.commit(encoder.encode())

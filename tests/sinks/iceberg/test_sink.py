@@ -1,0 +1,111 @@
+"""Iceberg is a sink, however its rows die."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.config.delete_policy import DeletePolicy
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN
+from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog
+from airflow_provider_cdc.sinks.iceberg.catalogs.sql_catalog import SqlCatalog
+from airflow_provider_cdc.sinks.iceberg.sink import IcebergSink
+from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
+from airflow_provider_cdc.sinks.protocol import PipelineSink, SinkTable
+from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded_by
+from tests.support.iceberg import read_with_duckdb, read_with_pyiceberg
+
+
+@dataclass(frozen=True)
+class SqliteCatalog:
+    """Opens a catalog in a file."""
+
+    path: str
+
+    def __call__(self) -> Catalog:
+        return SqlCatalog(f"sqlite:///{self.path}", "iceberg")
+
+
+class TestIcebergSink(SinkConformance):
+    copies: tuple[str, ...] = ()
+    partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
+
+    def open(self, folder: Path) -> Any:
+        opener = SqliteCatalog(str(folder / "catalog.db"))
+        return IcebergSink(str(folder), "p", opener, self.copies, partition_by=self.partition_by)
+
+    def open_keeping_deletes(self, folder: Path, deletes: DeletePolicy) -> Any:
+        opened = self.open(folder)
+        assert isinstance(opened, IcebergSink)
+        return replace(opened, deletes=deletes)
+
+    def held(self, target: SinkTable) -> Counter[tuple[int, str | None, int]]:
+        """As the table says itself, and as pyiceberg reads it."""
+        found = super().held(target)
+        assert isinstance(target, IcebergSinkTable)
+        read = read_with_pyiceberg(metadata_file(target))
+        assert found == Counter((r["id"], r["v.w"], r[SEQ_COLUMN]) for r in read.to_pylist())
+        return found
+
+    def read_all_rows(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
+        """As the table says itself, and as DuckDB reads it."""
+        assert isinstance(target, IcebergSinkTable)
+        read = read_with_duckdb(metadata_file(target))
+        found = [
+            Counter((r["id"], r["v.w"], r[SEQ_COLUMN], r.get(DELETED_COLUMN, False)) for r in rows.to_pylist())
+            for rows in (target.read_with_soft_deleted(), read)
+        ]
+        assert found[0] == found[1]
+        return found[0]
+
+    @contextmanager
+    def failing_commit(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
+        """Also what has happened cannot be found out."""
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlCatalog, "commit_table", failing(SqlCatalog.commit_table, made=made))
+            patch.setattr(SqlCatalog, "load_table", failing(SqlCatalog.load_table, made=False))
+            yield
+
+    @contextmanager
+    def concurrent_writer(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlCatalog, "commit_table", preceded_by(SqlCatalog.commit_table, work))
+            yield
+
+
+def metadata_file(target: IcebergSinkTable) -> Path:
+    """The newest metadata of a table."""
+    table: Any = SqliteCatalog(str(Path(target.storage.location()).parents[1] / "catalog.db"))().load_table(
+        target.identifier
+    )
+    return Path(str(table.metadata_location).removeprefix("file://"))
+
+
+class TestIcebergSinkByCopies(TestIcebergSink):
+    copies = (".*[.].*",)
+
+
+class TestIcebergSinkByPartitions(TestIcebergSink):
+    """Rows move from one to another."""
+
+    partition_by = (("shop[.](orders|two|log)", (("v.w", None),)),)
+
+    def test_other_columns_are_refused(self, sink: PipelineSink) -> None:
+        self.create_table(sink)
+        with pytest.raises(TerminalError):
+            sink.table(KEYED.replace(columns=(INT, TEXT, INT.replace(name="n")))).create("p")
+
+
+class TestIcebergSinkByPartitionsByCopies(TestIcebergSinkByPartitions):
+    copies = (".*[.].*",)
+
+
+class TestIcebergSinkByPartitionsOfKeys(TestIcebergSinkByPartitions):
+    partition_by = (("shop[.](orders|two|log)", (("id", None),)),)
