@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.config.connections import scrub_secrets
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+from airflow_provider_cdc.model.mysql_errors import mysql_error_text
 from airflow_provider_cdc.state.engine import make_engine
 from airflow_provider_cdc.system.permissions import FILE_MODE, remove_others_access
 
@@ -123,7 +124,9 @@ class Database:
             upgrade_schema(connection)
 
     def _unreachable_error(self, error: Exception) -> TransientError:
-        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+        origin = getattr(error, "orig", None) or error
+        is_mysql = self._engine.dialect.name in ("mysql", "mariadb")
+        lines = (mysql_error_text(origin) if is_mysql else str(origin)).strip().splitlines()
         cause = scrub_secrets(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
         remedy = "Try again when it is reachable and writable"
         return TransientError(f"state database {self.label}: {cause}", remedy)

@@ -282,7 +282,7 @@ def test_the_connection_test(
     for conn_id in ("right", "plain_mysql", "form"):
         assert found[conn_id] == [True, f"Connected to MySQL {version} at {at} as {cdc_user['user']}@%"], conn_id
     for conn_id, words in {
-        "wrong": f"connecting to {at}: access denied (1045",
+        "wrong": f"connecting to {at}: access denied (MySQL error 1045: Access denied",
         "nobody_there": "connecting to 127.0.0.1:1: the server cannot be reached",
         "bad_extra": "connection bad_extra: its ssl_mode is not known",
         "bad_file": "No such file",

@@ -114,7 +114,7 @@ def test_a_server_that_is_away_is_transient_and_its_password_unseen() -> None:
     address = URL.create("mysql+pymysql", "user", "s3cret/%pass", "127.0.0.1", 1, "state")
     with pytest.raises(TransientError) as error:
         StateDatabase.open(address, migrate=True)
-    assert "user:***@127.0.0.1:1/state" in str(error.value)
+    assert "user:***@127.0.0.1:1/state: MySQL error 2003: Can't connect to MySQL server on" in str(error.value)
     assert "s3cret" not in str(error.value)
     assert error.value.__suppress_context__
 

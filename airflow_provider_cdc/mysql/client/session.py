@@ -21,6 +21,7 @@ from airflow_provider_cdc.model.errors import (
     TransientError,
     UnlistedError,
 )
+from airflow_provider_cdc.model.mysql_errors import mysql_error_text
 from airflow_provider_cdc.mysql.client.verified_connection import VerifiedConnection, describe_address
 
 #: Keyword arguments of :class:`VerifiedConnection`. They contain the password, so never print them.
@@ -172,10 +173,10 @@ def translate_errors(action: str, garbled: tuple[type[Exception], ...] = ()) -> 
         raise
     except pymysql.err.MySQLError as error:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-        text = str(error.args[1]) if len(error.args) > 1 else str(error)
+        text = mysql_error_text(error)
         if code in ACCESS_DENIED_CODES:
             raise NotReadyError(
-                f"{action}: access denied ({code}: {text})",
+                f"{action}: access denied ({text})",
                 "Check user, password and grants of the connection: REPLICATION SLAVE, REPLICATION CLIENT, SELECT",
                 code=code,
             ) from None
@@ -183,17 +184,17 @@ def translate_errors(action: str, garbled: tuple[type[Exception], ...] = ()) -> 
             # An error of the driver itself: packets out of order, or a connection that it closed because of them.
             raise DamageError(f"{action}: {text}") from None
         if code == _EVENT_TOO_LARGE_CODE:
-            raise UnlistedError(f"{action}: {code}: {text}", "Check the server's error log", code=code) from None
+            raise UnlistedError(f"{action}: {text}", "Check the server's error log", code=code) from None
         if code in _TABLE_CHANGED_CODES:
-            raise TableChangedError(f"{action}: {code}: {text}", "Run again", code=code) from None
+            raise TableChangedError(f"{action}: {text}", "Run again", code=code) from None
         if code in _CONNECTION_LOST_CODES:
             raise TransientError(
-                f"{action}: the server cannot be reached, or refused the request ({code}: {text})",
+                f"{action}: the server cannot be reached, or refused the request ({text})",
                 "Check host, port, that the server is running, and its limits, then run the command again",
                 code=code,
             ) from None
         remedy = "If a table was altered, start with a fresh sink.path; otherwise check the server's error log"
-        raise TerminalError(f"{action}: {code}: {text}", remedy, code=code) from None
+        raise TerminalError(f"{action}: {text}", remedy, code=code) from None
     except garbled as error:
         what = f"{type(error).__name__} {error}".strip()
         raise DamageError(f"{action}: the server's answer cannot be understood ({what})") from None

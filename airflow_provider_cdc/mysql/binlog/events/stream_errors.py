@@ -13,6 +13,7 @@ from airflow_provider_cdc.model.errors import (
     TornFileError,
     TransientError,
 )
+from airflow_provider_cdc.model.mysql_errors import mysql_error_text
 from airflow_provider_cdc.mysql.client.session import ACCESS_DENIED_CODES
 
 _ER_SOURCE_FATAL = 1236
@@ -66,4 +67,6 @@ def damaged_stream_error(what: str, where: str) -> DamageError:
 
 def _error_text(error: Exception) -> str:
     """Return the error's text; that of pymysql never contains the password."""
-    return str(error.args[-1]) if error.args else type(error).__name__
+    if isinstance(error, OSError):
+        return str(error.args[-1]) if error.args else type(error).__name__
+    return mysql_error_text(error)
