@@ -72,3 +72,8 @@ EVENT_KINDS = {
     "repair": EventKind("Repair requested"),
     "request": EventKind("Control request"),
 }
+
+
+def event_label(kind: str) -> str:
+    """Return the human-readable name of a kind, also of one that a newer version has recorded."""
+    return EVENT_KINDS[kind].label if kind in EVENT_KINDS else kind.replace("_", " ").capitalize()

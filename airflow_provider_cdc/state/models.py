@@ -298,7 +298,7 @@ class EventRow(Base):
         Index(None, "pipeline", "kind", "id"),
         Index(None, "pipeline", "level", "id"),
         Index(None, "pipeline", "table", "id"),
-        Index(None, "pipeline", "needs_attention", "id"),
+        Index(None, "pipeline", "needs_attention", "id", "kind"),
     )
 
 

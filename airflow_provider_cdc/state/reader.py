@@ -20,6 +20,7 @@ from airflow_provider_cdc.state.models import (
     BatchRow,
     ChunkGroupRow,
     EpochRow,
+    EventRow,
     LagSampleRow,
     PipelineRow,
     SnapshotRow,
@@ -82,10 +83,18 @@ class TableCount(NamedTuple):
     tables: int
 
 
+class OpenEvents(NamedTuple):
+    """Number of events of one kind that need attention, and the newest of them."""
+
+    events: int
+    newest: EventRow
+
+
 class PipelineOverview(NamedTuple):
     """Summary of one pipeline.
 
     ``table_counts`` counts the tables whose state a driver has recorded. ``source`` is the human-readable server.
+    ``open_events`` has one entry for each kind of event that needs attention.
     """
 
     name: str
@@ -98,6 +107,7 @@ class PipelineOverview(NamedTuple):
     table_counts: Sequence[TableCount] = ()
     source: Mapping[str, Any] | None = None
     lag_line: Sequence[float | None] = ()
+    open_events: Sequence[OpenEvents] = ()
 
     @property
     def tables(self) -> int:
@@ -128,7 +138,7 @@ class StateDatabaseReader(ChunkReader, TableStateReader, StateDatabase):
             )
             groups = _group_counts_by_pipeline(session)
             batch_sums, states = _recent_batch_sums(session), _table_counts(session)
-            lag_lines = _lag_lines(session)
+            lag_lines, open_events = _lag_lines(session), _open_events(session)
         return [
             PipelineOverview(
                 name,
@@ -141,6 +151,7 @@ class StateDatabaseReader(ChunkReader, TableStateReader, StateDatabase):
                 states.get(name, ()),
                 source,
                 lag_lines.get(name, ()),
+                open_events.get(name, ()),
             )
             for name, server, source in pipelines
         ]
@@ -256,6 +267,18 @@ def _table_counts(session: Session) -> dict[str, list[TableCount]]:
     for name, state, kind, is_equal, n in session.execute(select(*columns, func.count()).group_by(*columns)):
         counts.setdefault(name, []).append(TableCount(state, kind, is_equal, int(n)))
     return counts
+
+
+def _open_events(session: Session) -> dict[str, list[OpenEvents]]:
+    row = EventRow
+    # For each pipeline, this reads a part of one index.
+    is_open = and_(row.pipeline == PipelineRow.name, row.needs_attention.is_(True))
+    query = select(row.pipeline, row.kind, func.count().label("events"), func.max(row.id).label("newest"))
+    kinds = query.select_from(PipelineRow).join(row, is_open).group_by(row.pipeline, row.kind).subquery()
+    open_events: dict[str, list[OpenEvents]] = {}
+    for n, newest in session.execute(select(kinds.c.events, row).join(row, row.id == kinds.c.newest)):
+        open_events.setdefault(newest.pipeline, []).append(OpenEvents(int(n), newest))
+    return open_events
 
 
 def _lag_lines(session: Session) -> dict[str, list[float | None]]:

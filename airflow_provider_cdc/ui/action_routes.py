@@ -23,12 +23,13 @@ from airflow_provider_cdc.ui.access import ShownPipelineDep, UserRightsDep, may_
 from airflow_provider_cdc.ui.action_rules import ACTIONS, ActionImpossible, ActionPreview, ActionTarget, offered_actions
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
 from airflow_provider_cdc.ui.task_names import TaskNames
+from airflow_provider_cdc.ui.views import PipelineViews
 
 #: A header that no form or link of another site can set: the browser would first ask the server, which refuses.
 PAGE_HEADER = "X-CDC-Page"
-#: By these Airflow reports that an action is impossible, such as a run whose parameters have no value.
 #: Actions on one table.
 TABLE_ACTIONS = ("verify", "repair", "suspend", "reread", "reread_keys")
+#: By these Airflow reports that an action is impossible, such as a run whose parameters have no value.
 _AIRFLOW_ERRORS = (AirflowException, ValueError)
 
 
@@ -66,12 +67,16 @@ def run_action(
     user: GetUserDep, rights: UserRightsDep, shown: ShownPipelineDep, act: str, action_request: ActionRequest
 ) -> dict[str, Any]:
     """Perform an action, or describe it. DAGs that the user may not read are not named."""
-    names = TaskNames(shown.tasks, rights.dags)
+    views = PipelineViews(shown, TaskNames(shown.tasks, rights.dags))
     try:
         answer = _run_action(user, shown, act, action_request)
     except HTTPException as error:
-        raise HTTPException(error.status_code, names.mask_action(error.detail)) from None
-    return {key: names.mask_action(value) if isinstance(value, str) else value for key, value in answer.items()}
+        raise HTTPException(error.status_code, _action_text(views, error.detail)) from None
+    return {key: _action_text(views, value) if isinstance(value, str) else value for key, value in answer.items()}
+
+
+def _action_text(views: PipelineViews, text: str | None) -> str | None:
+    return views.commands.complete_text(views.names.mask_action(text))
 
 
 def _run_action(user: Any, shown: ShownPipeline, act: str, action_request: ActionRequest) -> dict[str, Any]:
@@ -105,22 +110,21 @@ def _run_action(user: Any, shown: ShownPipeline, act: str, action_request: Actio
     return {"done": True}
 
 
-def list_offers(user: Any, shown: ShownPipeline, names: TaskNames, table: str | None = None) -> list[dict[str, Any]]:
+def list_offers(user: Any, views: PipelineViews, table: str | None = None) -> list[dict[str, Any]]:
     """Return the actions that the user can perform on a whole pipeline, with the reason if one is impossible now.
 
-    :param names: what the user may see of the pipeline's tasks.
     :param table: return the actions on this table instead.
     """
     entries, about = [], {} if table is None else {"table": table}
     with create_session(scoped=False) as session:
-        target = ActionTarget(shown, session, table=table)
+        target = ActionTarget(views.shown, session, table=table)
         for name in offered_actions(target) if table is None else TABLE_ACTIONS:
             try:
                 why = _missing_right(user, ACTIONS[name].preview(target))
             except ActionImpossible as impossible:
                 why = str(impossible)
             entries.append(
-                {"act": name, "label": ACTIONS[name].label, "about": about, "why_not": names.mask_action(why)}
+                {"act": name, "label": ACTIONS[name].label, "about": about, "why_not": _action_text(views, why)}
             )
     return entries
 

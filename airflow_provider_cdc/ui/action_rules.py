@@ -143,7 +143,7 @@ def _preview_retry(target: ActionTarget) -> ActionPreview:
         )
     tasks = target.tasks_of_kind(SNAPSHOT_OPERATOR)
     if not tasks:
-        raise ActionImpossible(f"No DAG reads it. Run {_cli_command('snapshot', target)} to read what is missing")
+        raise ActionImpossible("No DAG reads it. Run `airflow-cdc snapshot` to read what is missing")
     held = [one for task in tasks if (one := task_instances.find_group_instance(target.session, task, target.group))]
     if not held:
         raise ActionImpossible(f"No run has a task for it: start a run of {_dag_names(tasks)} to read what is missing")
@@ -171,9 +171,7 @@ def _preview_start(target: ActionTarget) -> ActionPreview:
     if target.stream_is_running and target.shown.database.is_stream_alive(target.shown.overview) is not False:
         raise ActionImpossible("The stream is running")
     if not tasks:
-        raise ActionImpossible(
-            f"No DAG has its stream. Run {_cli_command('stream', target)} on a host of your choice to start it"
-        )
+        raise ActionImpossible("No DAG has its stream. Run `airflow-cdc stream` on a host of your choice to start it")
     if busy := _newest_instance(task_instances.find_active, target, tasks):
         raise ActionImpossible(f"{_instance_name(busy)} is {_state_text(busy)}: it starts or supervises the stream")
     instance = _newest_instance(task_instances.find_newest_ended, target, tasks)
@@ -386,10 +384,6 @@ def _instance_name(instance: Any) -> str:
 
 def _state_text(instance: Any) -> str:
     return str(instance.state or "waiting to be scheduled").replace("_", " ")
-
-
-def _cli_command(words: str, target: ActionTarget) -> str:
-    return f"airflow-cdc {words} -f FILE, with the DAG file or YAML file of {target.name},"
 
 
 def _join_sentences(*sentences: str | None) -> str:

@@ -24,6 +24,7 @@ from airflow_provider_cdc.ui.access import (
     UserRightsDep,
     may_edit_any,
 )
+from airflow_provider_cdc.ui.cli_commands import PipelineCommands
 from airflow_provider_cdc.ui.conditional_route import ConditionalRoute, describe_invalid_request
 from airflow_provider_cdc.ui.event_views import event_view, kinds_view
 from airflow_provider_cdc.ui.state_databases import DatabaseTrouble, ShownPipeline
@@ -139,7 +140,7 @@ def find_pipelines(
 @router.get("/api/pipelines/{book}/{name}")
 def get_pipeline(user: GetUserDep, pipeline: PipelineViewsDep) -> dict[str, Any]:
     """Return one pipeline, and what the user may do with it."""
-    shown, may_act = pipeline.shown, may_edit_any(user, pipeline.shown.dags)
+    may_act = may_edit_any(user, pipeline.shown.dags)
     view = pipeline.describe()
     if view["groups"] is not None:
         _mark_retriable(pipeline, view["groups"]["shown"], may_act)
@@ -147,7 +148,7 @@ def get_pipeline(user: GetUserDep, pipeline: PipelineViewsDep) -> dict[str, Any]
     return {
         **view,
         "may_act": may_act,
-        "offers": action_routes.list_offers(user, shown, pipeline.names) if may_act else [],
+        "offers": action_routes.list_offers(user, pipeline) if may_act else [],
     }
 
 
@@ -175,7 +176,7 @@ def get_table(user: GetUserDep, pipeline: PipelineViewsDep, label: TableLabel) -
     if view is None:
         raise HTTPException(404, "The pipeline has no such table")
     _mark_retriable(pipeline, view["groups"], may_act)
-    offers = action_routes.list_offers(user, pipeline.shown, pipeline.names, label) if may_act else []
+    offers = action_routes.list_offers(user, pipeline, label) if may_act else []
     return {**view, "may_act": may_act, "offers": offers}
 
 
@@ -205,7 +206,7 @@ def get_events(
     event_filter = EventFilter(_split_words(kind), _split_words(level), table, attention, before)
     rows = pipeline.reader.filter_events(pipeline.name, event_filter, limit + 1)
     return {
-        "events": [event_view(row, pipeline.names) for row in rows[:limit]],
+        "events": [event_view(row, pipeline.names, pipeline.commands) for row in rows[:limit]],
         "more": len(rows) > limit,
         "kinds": kinds_view(),
     }
@@ -287,4 +288,5 @@ def _static_file(name: str) -> FileResponse:
 
 def _trouble_json(trouble: DatabaseTrouble, rights: UserRights) -> dict[str, Any]:
     dags = sorted(rights.dags.intersection(trouble.dags))
-    return {"where": trouble.label, "message": trouble.message, "remedy": trouble.remedy, "dags": dags}
+    remedy = PipelineCommands(None, None).complete_text(trouble.remedy)
+    return {"where": trouble.label, "message": trouble.message, "remedy": remedy, "dags": dags}

@@ -38,10 +38,15 @@ def batch_view(row: Any) -> dict[str, Any]:
 def lag_view(reader: StateDatabaseReader, name: str, minutes: int, now: datetime) -> dict[str, Any]:
     """Return the batches of the last minutes, aggregated in steps of equal length. Steps without a batch are omitted.
 
+    If there is no batch in this time, the minutes before the newest batch are shown.
+
     Each point is a list: start of the step, changes per second, bytes per second, p50 and p95 of the lag in seconds
     (weighted by changes), and median and maximum duration of a batch in seconds.
     """
-    since, step = now - timedelta(minutes=minutes), minutes * 60 / _BINS
+    newest_at = next((row.committed_at for row in reader.last_batches(name, 1)), None)
+    length, step = timedelta(minutes=minutes), minutes * 60 / _BINS
+    until = now if newest_at is None or newest_at > now - length else newest_at
+    since = until - length
     rows = reader.batches_since(name, since, _BATCHES)
     points = []
     for number, batches in groupby(rows, key=lambda row: int((row.committed_at - since).total_seconds() // step)):
@@ -57,7 +62,8 @@ def lag_view(reader: StateDatabaseReader, name: str, minutes: int, now: datetime
                 round(max(row.seconds for row in step_batches), 4),
             ]
         )
-    return {"since": since.timestamp(), "until": now.timestamp(), "step": step, "points": points}
+    times = {"since": since.timestamp(), "until": until.timestamp(), "newest": newest_at and newest_at.timestamp()}
+    return {**times, "step": step, "points": points}
 
 
 def _weighted_quantile(rows: Sequence[Any], column: str, share: float) -> float | None:

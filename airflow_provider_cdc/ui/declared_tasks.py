@@ -43,6 +43,7 @@ class DeclaredTask:
     :param conn_id: ``state.conn_id``, or ``None``.
     :param state_file: the SQLite file that is the state database if there is no ``conn_id``.
     :param dag_has_stream: whether the DAG has a stream, of any pipeline.
+    :param file: path of the DAG file on the host of the DAG processor.
     """
 
     dag_id: str
@@ -55,6 +56,12 @@ class DeclaredTask:
     conn_id: str | None = None
     state_file: str | None = None
     dag_has_stream: bool = False
+    file: str | None = None
+
+    @property
+    def is_templated(self) -> bool:
+        """Whether the pipeline is known only in a run of the DAG."""
+        return "{{" in str(self.pipeline) or "{%" in str(self.pipeline)
 
 
 class DeclaredTasks:
@@ -87,18 +94,19 @@ class DeclaredTasks:
         newest = select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
         top = newest.group_by(DagVersion.dag_id).subquery()
         query = (
-            select(Kept.dag_id, Kept.id, Kept.dag_hash)
+            select(Kept.dag_id, Kept.id, Kept.dag_hash, DagModel.fileloc)
             .join(DagVersion, DagVersion.id == Kept.dag_version_id)
             .join(top, (top.c.dag_id == DagVersion.dag_id) & (top.c.number == DagVersion.version_number))
             .join(DagModel, DagModel.dag_id == Kept.dag_id)
             .where(DagModel.is_stale.is_(False))
         )
-        now = {dag: (key, digest) for dag, key, digest in session.execute(query)}
+        now = {dag: (key, digest, file) for dag, key, digest, file in session.execute(query)}
         self._dags = {dag: cached for dag, cached in self._dags.items() if cached[0] == now.get(dag)}
         for dag, version in now.items():
             if dag not in self._dags:
                 row = session.get(Kept, version[0])
-                self._dags[dag] = version, tuple(_find_own_tasks(dag, row.data if row is not None else None))
+                tasks = _find_own_tasks(dag, row.data if row is not None else None)
+                self._dags[dag] = version, tuple(replace(task, file=version[2]) for task in tasks)
 
 
 def _find_own_tasks(dag: str, data: Mapping[str, Any] | None) -> Iterator[DeclaredTask]:

@@ -9,13 +9,13 @@ from airflow_provider_cdc.state.events import EventFilter
 from airflow_provider_cdc.state.models import TableStateRow
 from airflow_provider_cdc.state.table_reader import PLANNED_STATE, TableQuery, is_troubled
 from airflow_provider_cdc.ui.event_views import event_view
-from airflow_provider_cdc.ui.json_values import cut_text, iso_time, row_values
+from airflow_provider_cdc.ui.json_values import iso_time, row_values
 from airflow_provider_cdc.ui.snapshot_progress import SnapshotProgress
 from airflow_provider_cdc.ui.troubles import FAILED, IDLE, WORKING
 from airflow_provider_cdc.ui.views import PipelineViews
 
 _OPERATIONS = ("inserts", "updates", "deletes")
-_NAMES = ("state", "since", "updated_at", "kind", "remedy")
+_NAMES = ("state", "since", "updated_at", "kind")
 _COPY_NAMES = ("files", "bytes", "rows", "dead_rows", "compactions", "compacted_at", "compaction_seconds")
 _REASON_LENGTH, _EVENTS, _REQUESTS, _GROUPS = 200, 20, 10, 20
 _WORKING_STATES = ("streaming", "snapshot", "rereading", PLANNED_STATE)
@@ -54,19 +54,30 @@ def table_view(views: PipelineViews, database: str, name: str, *, with_condition
     state_row, chunks = views.reader.table_row(views.name, database, name), progress.table_range((database, name))
     groups = progress.table_groups((database, name))
     events = views.reader.filter_events(views.name, EventFilter(table=label), _EVENTS)
+    definitions = [] if state_row is None else state_row.definitions
     return {
         **_table_view(views, row, progress),
-        "reason": views.names.mask_text(row.reason),
+        "reason": views.complete_text(row.reason, None),
         "position": row.position,
         "last_verified": row.last_verified,
-        "definitions": [] if state_row is None else state_row.definitions,
+        "definitions": definitions,
         "first": None if chunks is None else chunks.first,
         "groups_total": len(groups),
         "groups": views.group_views(views.list_groups(groups[:_GROUPS], (), slice(0, _GROUPS))) if groups else [],
-        "events": [event_view(event, views.names) for event in events],
+        "events": [event_view(event, views.names, views.commands) for event in events],
         "requests": views.request_views(_REQUESTS, with_conditions, label),
-        "explain": f"airflow-cdc explain --table {label} --key …",
+        "explain": _explain_view(views, label, definitions),
     }
+
+
+def _explain_view(views: PipelineViews, label: str, definitions: list[Any]) -> dict[str, str] | None:
+    """Return the command that explains a row, and what to put in; ``None`` for a table without a key."""
+    key = definitions[-1]["key"] if definitions else None
+    if key == []:
+        return None
+    what = f"the value of {', '.join(key)}" if key else "the value of the key"
+    hint = f"VALUE is {what}" + (f". {views.commands.hint}" if views.commands.hint else "")
+    return {"command": views.commands.explain_command(label, key or ()), "hint": hint}
 
 
 def _table_view(views: PipelineViews, row: Any, progress: SnapshotProgress) -> dict[str, Any]:
@@ -77,7 +88,8 @@ def _table_view(views: PipelineViews, row: Any, progress: SnapshotProgress) -> d
         **row_values(row, *_NAMES, *_COPY_NAMES, *_OPERATIONS, "rows_estimate"),
         "level": _table_level(row),
         "requested": row.kind == REQUESTED,
-        "reason": cut_text(views.names.mask_text(row.reason), _REASON_LENGTH),
+        "reason": views.complete_text(row.reason, _REASON_LENGTH),
+        "remedy": views.complete_text(row.remedy, None),
         "rates": _rates_view(views, row),
         "chunks": totals.chunks,
         "done": totals.done,

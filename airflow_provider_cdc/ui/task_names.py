@@ -103,7 +103,7 @@ class TaskNames:
         for dag in self._hidden_dags:
             name = re.escape(dag)
             text = text and re.sub(rf"Task \S+ of DAG {name}, run \S+,", f"A task of {HIDDEN_DAG}", text)
-            text = text and re.sub(rf"(?<!file of )(?<![\w.-]){name}(?![\w-]|\.\w)", HIDDEN_DAG, text)
+            text = text and re.sub(rf"(?<![\w.-]){name}(?![\w-]|\.\w)", HIDDEN_DAG, text)
             text = text and text.replace(f"DAG {HIDDEN_DAG}", HIDDEN_DAG)
         return text
 

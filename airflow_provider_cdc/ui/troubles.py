@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from airflow_provider_cdc.model.errors import REQUESTED, PurgedError
+from airflow_provider_cdc.state.event_kinds import event_label
 from airflow_provider_cdc.state.reader import PipelineOverview
 
 #: Severity levels of pipelines and tables, most severe first. The page has a color for each.
@@ -17,6 +18,10 @@ INFO = "info"
 LAG_WARNING_SECONDS, PURGE_WARNING = 60.0, timedelta(hours=12)
 #: How long a continuous stream may be stopped or paused before that is a warning.
 STOPPED_WARNING = timedelta(minutes=15)
+#: Kinds of events that the state of the stream, of a chunk group or of a table also shows, for as long as it lasts.
+_KINDS_OF_STATES = frozenset({"stream_failed", "stream_lost", "group_failed", "table_suspended", "verify_differs"})
+#: Code of the trouble that stands for events.
+OPEN_EVENTS = "open_events"
 _WORKING_PHASES = ("planning", "snapshot", "streaming", "stopping")
 
 
@@ -80,6 +85,7 @@ def find_troubles(overview: PipelineOverview, phase: str, lost: int, now: dateti
         *_source_troubles(overview, phase, now),
         *_snapshot_troubles(lost),
         *_table_troubles(overview),
+        *_event_troubles(overview),
     ]
     return sorted(troubles, key=lambda one: one.level == INFO)
 
@@ -151,6 +157,18 @@ def _table_troubles(overview: PipelineOverview) -> list[Trouble]:
         about = {"view": "tables", "state": "suspended"}
         troubles.append(Trouble("tables_suspended_on_request", INFO, text, about))
     return troubles
+
+
+def _event_troubles(overview: PipelineOverview) -> list[Trouble]:
+    open_events = [one for one in overview.open_events if one.newest.kind not in _KINDS_OF_STATES]
+    if not open_events:
+        return []
+    n, newest = sum(one.events for one in open_events), max((one.newest for one in open_events), key=lambda one: one.id)
+    text = f"{_count_text(n, 'event needs', 'events need')} attention{': ' if n == 1 else ', the newest: '}"
+    text += event_label(newest.kind)
+    level = FAILED if any(one.newest.level == FAILED for one in open_events) else WARNING
+    about = {"view": "timeline", "attention": True}
+    return [Trouble(OPEN_EVENTS, level, text, about, newest.at, error=newest.detail, remedy=newest.remedy)]
 
 
 def _source_troubles(overview: PipelineOverview, phase: str, now: datetime) -> list[Trouble]:

@@ -21,6 +21,7 @@ from airflow_provider_cdc.state.reader import StateDatabaseReader
 from airflow_provider_cdc.state.snapshots import holder_name
 from airflow_provider_cdc.state.table_reader import TableQuery
 from airflow_provider_cdc.ui.batch_views import offset_view
+from airflow_provider_cdc.ui.cli_commands import PipelineCommands
 from airflow_provider_cdc.ui.event_views import event_view
 from airflow_provider_cdc.ui.json_values import cut_text, iso_time, row_values
 from airflow_provider_cdc.ui.snapshot_progress import ChunkRange, SnapshotProgress
@@ -30,6 +31,7 @@ from airflow_provider_cdc.ui.troubles import (
     FAILED,
     IDLE,
     LEVELS,
+    OPEN_EVENTS,
     Trouble,
     find_troubles,
     pipeline_level,
@@ -76,6 +78,19 @@ class PipelineViews:
         return 0 if snapshot is None else snapshot.generation
 
     @cached_property
+    def commands(self) -> PipelineCommands:
+        """Commands that work on it."""
+        return PipelineCommands.for_pipeline(self.name, self.shown.tasks, self.names.readable)
+
+    def complete_text(self, text: str | None, length: int | None = _ERROR_LENGTH) -> str | None:
+        """Return a recorded text with complete commands, and without tasks that the user may not read.
+
+        :param length: maximum length of the recorded text; ``None`` for no limit.
+        """
+        masked = self.names.mask_text(text)
+        return self.commands.complete_text(masked if length is None else cut_text(masked, length))
+
+    @cached_property
     def lost_groups(self) -> frozenset[int]:
         """Chunk groups that were begun and that no process reads any more."""
         return self.shown.database.lost_groups(self.shown.overview)
@@ -99,11 +114,12 @@ class PipelineViews:
     def summarize(self, *, with_tables: bool = False) -> dict[str, Any]:
         """Return the pipeline for the overview.
 
-        :param with_tables: whether its troubles name tables.
+        :param with_tables: whether its troubles name tables, and the events that need attention are listed apart.
         """
         overview, now = self.shown.overview, datetime.now(UTC)
         troubles = find_troubles(overview, self.phase, len(self.lost_groups), now)
-        level, views = pipeline_level(self.phase, troubles), [self._view_trouble(one) for one in troubles]
+        level = pipeline_level(self.phase, troubles)
+        views = [self._view_trouble(one) for one in troubles if not (with_tables and one.code == OPEN_EVENTS)]
         if with_tables and any(one.code in ("tables_suspended", "tables_unequal") for one in troubles):
             views = [*self._name_tables(), *views]
         groups, sample, pace, run = overview.chunk_groups, overview.last_sample, overview.throughput, _newest_run(self)
@@ -140,8 +156,8 @@ class PipelineViews:
     def _view_trouble(self, trouble: Trouble) -> dict[str, Any]:
         times = {name: iso_time(getattr(trouble, name)) for name in ("since", "due_at")}
         who = self.names.describe_task(trouble.by)
-        texts = {"error": cut_text(self.names.mask_text(trouble.error), _ERROR_LENGTH), "acts": list(trouble.acts)}
-        return {**trouble._asdict(), **times, **texts, "by": who and who["label"]}
+        texts = {"error": self.complete_text(trouble.error), "remedy": self.complete_text(trouble.remedy)}
+        return {**trouble._asdict(), **times, **texts, "acts": list(trouble.acts), "by": who and who["label"]}
 
     def _name_tables(self) -> list[dict[str, Any]]:
         query = TableQuery(only_troubled=True, sort="since", descending=True, limit=3)
@@ -165,13 +181,14 @@ class PipelineViews:
         return {
             **self.summarize(with_tables=True),
             "tasks": self._tasks_view(),
+            "reload": self.commands.complete_text("`airflow-cdc reload`"),
             "generation": self.generation,
             "snapshot": self._snapshot_view(),
             "groups": self._groups_view(),
             "stream": self._stream_view(),
             "events": {
                 "attention": len(events),
-                "newest": [event_view(event, self.names) for event in events[:_OPEN_EVENTS]],
+                "newest": [event_view(event, self.names, self.commands) for event in events[:_OPEN_EVENTS]],
             },
         }
 
@@ -269,7 +286,7 @@ class PipelineViews:
     def run_view(self, run: EpochRow) -> dict[str, Any]:
         """Return a run of the stream."""
         names = ("epoch", "state", "mode", "host", "started_at", "ended_at", "heartbeat_at", "batches", "changes")
-        error = cut_text(self.names.mask_text(run.error), _ERROR_LENGTH)
+        error = self.complete_text(run.error)
         return {**row_values(run, *names), "error": error, "stop_by": self._who(run.stop_user or run.stop_by)}
 
     def _who(self, name: str | None) -> str | None:
@@ -286,7 +303,7 @@ class PipelineViews:
         return [
             {
                 **row_values(row, "id", "kind", "table", "state", "at", "finished_at"),
-                "outcome": cut_text(self.names.mask_text(row.outcome), _ERROR_LENGTH),
+                "outcome": self.complete_text(row.outcome),
                 "by": self._who(row.by),
                 "condition": row.condition if with_conditions else None,
                 "part": row.condition is not None,

@@ -125,6 +125,8 @@ def test_overview(reader: StateDatabaseReader) -> None:
     first = books.stream(reader, "c", batches=3)
     reader.add_event("c", "failover", "one")
     reader.add_event("c", "restart", "two")
+    reader.add_event("c", "table_refused", "three", table="d.x")
+    reader.add_event("c", "restart", "four")
 
     for lag in (3.0, 1.5):
         reader.record_sample("c", first, lag_seconds=lag, lag_bytes=7, purge_hours=None)
@@ -149,6 +151,11 @@ def test_overview(reader: StateDatabaseReader) -> None:
     assert c.last_sample is not None
     assert c.last_sample.lag_seconds == 1.5
     assert (a.last_sample, a.table_state_counts, c.table_state_counts) == (None, {}, {"streaming": 2, "suspended": 1})
+    assert (a.open_events, b.open_events) == ((), ())
+    assert {(one.newest.kind, one.events, one.newest.detail) for one in c.open_events} == {
+        ("restart", 2, "four"),
+        ("table_refused", 1, "three"),
+    }
     reader.end_epoch("c", first, "failed", "broken")
     second = books.stream(reader, "c", batches=1)
     assert [run.epoch for run in reader.newest_epochs("c", 5)] == [second, first]

@@ -54,6 +54,7 @@ TOGETHER = {
     "tests/ui/test_browser_parts.py": "page",
     "tests/ui/test_declared_tasks.py": "page",
     "tests/ui/test_change_rates.py": "page",
+    "tests/ui/test_cli_commands.py": "page",
     "tests/ui/test_large_pipeline.py": "page",
     "tests/ui/test_pictures.py": "page",
     "tests/ui/test_rights.py": "page",

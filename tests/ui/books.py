@@ -65,8 +65,13 @@ def read(
     assert store.finish_group(name, 1, group, attempt, 1000 * len(numbers))
 
 
-def stream(store: StateDatabase, name: str, *, batches: int = 50, lag_ms: float = 400.0) -> int:
-    """A stream that runs, and has applied batches, one a second up to now."""
+def stream(
+    store: StateDatabase, name: str, *, batches: int = 50, lag_ms: float = 400.0, age: timedelta = timedelta()
+) -> int:
+    """A stream that runs, and has applied batches, one a second up to now.
+
+    :param age: of the newest batch.
+    """
     epoch = store.begin_epoch(name, 0, "host-1", 4242, 1.0, details={"mode": "continuous", "log": "/logs/1.log"})
     for number in range(batches):
         places: dict[str, Any] = {"start_offset": position(number), "end_offset": position(number + 1)}
@@ -76,7 +81,7 @@ def stream(store: StateDatabase, name: str, *, batches: int = 50, lag_ms: float 
     with store._write_session() as session:
         for number in range(batches):
             mine = BatchRow.pipeline == name, BatchRow.epoch == epoch, BatchRow.batch_id == number
-            at = utc_now() - timedelta(seconds=batches - 1 - number)
+            at = utc_now() - age - timedelta(seconds=batches - 1 - number)
             session.execute(update(BatchRow).where(*mine).values(committed_at=at))
     store.record_heartbeat(name, epoch, True)
     return epoch

@@ -31,7 +31,15 @@ _CUT_OFF = """() => {
       cut.push(`${node.tagName} ${node.textContent.slice(0, 50)}: ${box.left} to ${box.right} of ${right}`);
   }
   const whole = document.documentElement.scrollWidth;
-  if (whole > innerWidth) cut.push(`the page is ${whole} wide`);
+  if (whole > innerWidth) {
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+    const wide = [];
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+      range.selectNodeContents(node);
+      if ([...range.getClientRects()].some((box) => box.right > innerWidth)) wide.push(node.data.slice(0, 50));
+    }
+    cut.push(`the page is ${whole} wide: ${wide}`);
+  }
   return cut;
 }"""
 

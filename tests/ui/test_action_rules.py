@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,8 +206,16 @@ def test_tables(site: Site, browser: Browser, epoch: int) -> None:
         assert why_not(site, "suspend", table="shop.orders") == "shop.orders is already suspended"
         assert "has no table no.such" in why_not(site, "reread", table="no.such")
 
-        expect(page.locator("#command")).to_contain_text("airflow-cdc explain ")
-        expect(page.locator("#command")).to_contain_text("--table shop.orders")
+        file = Path(__file__).parent / "dags" / "shown.py"
+        store.add_event(NAME, "restart", "without GTIDs", table="shop.orders", remedy="`airflow-cdc verify` compares")
+        expect(page.get_by_role("region", name="Events")).to_contain_text(
+            f"airflow-cdc verify -f {file} --pipeline acted compares"
+        )
+        command = page.locator("#command").inner_text()
+        assert command.startswith(f"airflow-cdc explain -f {file} --pipeline acted --table shop.orders --key "), command
+        page.goto(f"{site.url}/{address_of(site, NAME, '/tables')}")
+        page.get_by_text("Add or remove tables").click()
+        expect(page.get_by_text(f"airflow-cdc reload -f {file} --pipeline acted")).to_be_visible()
 
 
 def test_who_may_do_what(site: Site, browser: Browser, epoch: int) -> None:
@@ -234,7 +243,8 @@ def test_without_a_dag(site: Site) -> None:
     """Of a pipeline that the command line runs, the command is said; the stream is asked for a comparison."""
     offers = site.get(f"/api/pipelines/{site.book}/by_hand").json()["offers"]
     told = {offer["act"]: offer["why_not"] for offer in offers}
-    assert "airflow-cdc stream -f" in told["start"]
+    assert "Run `airflow-cdc stream -f FILE --pipeline by_hand` on a host" in told["start"]
+    assert told["start"].endswith(". FILE is the DAG file or YAML file of by_hand")
     assert told["verify"] is told["repair"] is None
     for act in ("verify", "repair"):
         says = site.act("by_hand", act, dry_run=True).json()["says"]

@@ -18,6 +18,26 @@ WIDTHS = (390, 768, 1024, 1440, 2560)
 SIZE = {"files": 18, "bytes": 3_400_000, "rows": 123_456_789, "dead_rows": 654_321, "compactions": 3}
 PARTS = ("/tables", "/table/shop.orders", "/timeline", "/snapshot", "/stream")
 
+#: Given words that are on more than one line, and those that are cut off without a title that has them.
+_BROKEN = """(words) => {
+  const broken = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    if (node.parentElement.closest(".hidden, select")) continue;
+    for (const match of node.data.matchAll(/[a-z]+/g)) {
+      if (!words.includes(match[0])) continue;
+      const range = document.createRange();
+      range.setStart(node, match.index);
+      range.setEnd(node, match.index + match[0].length);
+      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1)
+        broken.push(`${match[0]} in ${node.data}`);
+      const piece = node.parentElement.closest(".piece");
+      if (piece && piece.scrollWidth > piece.clientWidth && !piece.closest("[title]")?.title.includes(match[0]))
+        broken.push(`${match[0]} is cut off without a title`);
+    }
+  }
+  return broken;
+}"""
+
 
 def write_everything(site: Site, name: str) -> None:
     """A pipeline with something in every column: suspended, compacted, compared, with long texts."""
@@ -67,6 +87,38 @@ def test_nothing_is_cut_off(site: Site, browser: Browser) -> None:
                     assert cut_off(page) == [], (part, width)
                 page.set_viewport_size({"width": 1440, "height": 900})
                 accessible(page)
+
+
+def test_names_never_break_inside_a_word(site: Site, browser: Browser) -> None:
+    """They wrap after a dot or an underscore. A word that has no room is cut, and its title has the whole name."""
+    store, name = site.store, "a_pipeline_with_a_name_that_is_rather_longer_than_others"
+    tables = ("customer_relationship_contact_preferences_archive_of_last_year", "unbreakable" * 5, "t")
+    database = "warehouse_of_the_northern_region"
+    for group in range(books.plan(store, name, tables=dict.fromkeys(tables, 4), per_group=12, database=database)):
+        books.read(store, name, group, holder=f"{name}.{name}.snapshot[{group}], try 1")
+    store.finish_snapshot(name, 1)
+    books.stream(store, name, batches=9)
+    states = []
+    for table in tables:
+        label = f"{database}.{table}"
+        why: dict[str, Any] = {"kind": "SchemaError", "reason": f"{label} has no key", "remedy": f"Resume {label}"}
+        states.append(TableStatus(database, table, "suspended", **why))
+        store.add_event(name, "reread_given_up", f"{label} is not re-snapshotted", table=label, remedy=why["remedy"])
+        store.add_request(name, "reread", label, "root", None)
+    store.write_table_states(name, states)
+    words = sorted(set("_".join((name, database, *tables)).split("_")))
+    with opened(site, browser) as (page, _):
+        address = address_of(site, name)
+        parts = ("/tables", "/timeline", "/snapshot", "/stream", *(f"/table/{database}.{table}" for table in tables))
+        for part in ("overview", *parts):
+            page.goto(f"{site.url}/{'#/' if part == 'overview' else address + part}")
+            expect(page.locator("main .name").first).to_be_visible()
+            expect(page.locator("main .empty")).to_have_count(0)
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": 900})
+                page.wait_for_timeout(50)
+                assert page.evaluate(_BROKEN, words) == [], (part, width)
+                assert cut_off(page) == [], (part, width)
 
 
 def test_nothing_is_cut_off_inside_airflow(site: Site, browser: Browser) -> None:

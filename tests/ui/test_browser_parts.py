@@ -19,12 +19,12 @@ from tests.ui.conftest import Site
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
 
-def streaming(site: Site, name: str, *, batches: int = 50) -> int:
+def streaming(site: Site, name: str, *, batches: int = 50, age: timedelta = timedelta()) -> int:
     """A pipeline whose snapshot is complete and whose stream runs."""
     for group in range(books.plan(site.store, name, tables={"orders": 4, "customer": 4}, per_group=4)):
         books.read(site.store, name, group)
     site.store.finish_snapshot(name, 1)
-    epoch = books.stream(site.store, name, batches=batches)
+    epoch = books.stream(site.store, name, batches=batches, age=age)
     site.store.record_sample(name, epoch, lag_seconds=0.4, lag_bytes=1_200_000, purge_hours=31.0)
     return epoch
 
@@ -145,6 +145,29 @@ def test_timeline(site: Site, browser: Browser) -> None:
         accessible(page)
 
 
+def test_the_overview_leads_to_events_that_need_attention(site: Site, browser: Browser) -> None:
+    name = "eventful"
+    streaming(site, name)
+    site.store.add_event(name, "restart", "The server was restarted without gtid_mode")
+    site.store.add_event(name, "table_refused", "shop.log has no key", table="shop.log", remedy="Give it a key")
+    site.store.add_event(name, "compacted", "12 files")
+    with opened(site, browser) as (page, _):
+        page.get_by_label("Filter").fill(name)
+        row = page.get_by_role("row").filter(has_text=name)
+        expect(row).to_contain_text("shop.log has no key")
+        row.get_by_role("link", name="2 events need attention, the newest: Table refused").click()
+        events = page.get_by_role("region", name="Timeline").locator(".ev")
+        expect(events).to_have_count(2)
+        expect(events.first).to_contain_text("shop.log has no key")
+        expect(page.get_by_label("Severity")).to_have_value("attention")
+        expect(page.locator(".trouble")).to_have_count(2)
+        for left in (1, 0):
+            events.first.get_by_role("button", name="Acknowledge").click()
+            page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
+            expect(events).to_have_count(left)
+        expect(page.locator(".trouble")).to_have_count(0)
+
+
 def test_charts_say_values_and_fill_their_width(site: Site, browser: Browser) -> None:
     """A stream of two minutes fills the chart of an hour; a single point is a circle."""
     epoch = streaming(site, "charted", batches=120)
@@ -170,6 +193,22 @@ def test_charts_say_values_and_fill_their_width(site: Site, browser: Browser) ->
     streaming(site, "single", batches=1)
     with opened(site, browser, address_of(site, "single")) as (page, _):
         expect(page.locator(".lag .chart circle.p50")).to_have_count(1)
+
+
+def test_charts_reach_the_newest_batch_of_a_stream_that_has_stopped(site: Site, browser: Browser) -> None:
+    """Each chart shows it, whatever time is chosen, and says how old it is. Nothing goes when the page draws again."""
+    name, count_drawn = "silent", "document.querySelectorAll('svg path.p50:not([d=\"\"]), svg circle.p50').length"
+    stop(site, name, streaming(site, name, batches=90, age=timedelta(hours=3)), hours=3)
+    with opened(site, browser, address_of(site, name, "/stream")) as (page, _):
+        for minutes in ("60", "5", "360"):
+            page.get_by_label("Time shown").select_option(minutes)
+            expect(page.locator("figure .when").filter(has_text="newest 3 h ago, at ")).to_have_count(3)
+            assert page.evaluate(count_drawn) == 3
+        page.evaluate(f"window.counts = new Set(), setInterval(() => counts.add({count_drawn}), 20)")
+        for _ in range(3):
+            with page.expect_response(lambda answer: answer.url.endswith(name)):
+                pass
+        assert page.evaluate("[...counts]") == [3]
 
 
 def test_a_button_that_is_impossible_only_says_why(site: Site, browser: Browser) -> None:

@@ -121,6 +121,28 @@ def test_tables(reader: StateDatabaseReader) -> None:
     assert [one.code for one in troubles if one.level == "failed"] == ["tables_suspended", "tables_unequal"]
 
 
+def test_events_that_need_attention(reader: StateDatabaseReader) -> None:
+    """They are counted until they are acknowledged; what the state of a table shows is not counted again."""
+    books.stream(reader, "p", batches=1)
+    reader.add_event("p", "schema_change", "a column was added")
+    reader.add_event("p", "table_suspended", "d.t: no key", table="d.t")
+    assert judged(reader, utc_now())[1:] == ("working", [])
+    reader.add_event("p", "restart", "without gtid_mode")
+    _, level, [trouble] = judged(reader, utc_now())
+    assert (level, trouble.text, trouble.error) == (
+        "warning",
+        "1 event needs attention: Server restarted",
+        "without gtid_mode",
+    )
+    reader.add_event("p", "reread_given_up", "d.t: failed 5 times", table="d.t", remedy="Re-snapshot it")
+    _, level, [trouble] = judged(reader, utc_now())
+    assert (level, trouble.level, trouble.remedy) == ("failed", "failed", "Re-snapshot it")
+    assert trouble.text == "2 events need attention, the newest: Re-snapshot given up"
+    for event in reader.last_events("p", 2):
+        assert reader.acknowledge_event("p", event.id, "ann")
+    assert judged(reader, utc_now())[1:] == ("working", [])
+
+
 @pytest.mark.parametrize(
     ("address", "is_shown"),
     [

@@ -1,13 +1,13 @@
 // Actions. Each one is first described and confirmed. The server decides, and gives the reason for a refusal.
 
-import { h } from "./dom.js";
+import { h, plain, prose } from "./dom.js";
 import { act } from "./server.js";
 
 /** A dialog. `kids` makes its content and gets `close`, whose argument becomes the result. */
 function dialog(title, kids) {
   return new Promise((answer) => {
     const alert = h("p", { class: "error", role: "alert" });
-    const box = h("dialog", { "aria-labelledby": "asked" }, h("h2", { id: "asked" }, title));
+    const box = h("dialog", { "aria-labelledby": "asked" }, h("h2", { id: "asked" }, prose(title)));
     let found = null;
     const close = (value) => { found = value; box.close(); };
     box.append(...kids(close, alert).flat().filter(Boolean), alert);
@@ -28,7 +28,7 @@ export async function perform(base, name, label, about) {
   const path = `${base}/acts/${name}`;
   const plan = await act(path, { ...about, dry_run: true }).catch((error) => ({ why_not: error.message }));
   if (plan.why_not) {
-    await dialog(label, (close) => [h("p", { class: "error" }, `${plan.why_not}.`), h("div", { class: "row" }, button("Close", {}, () => close()))]);
+    await dialog(label, (close) => [h("p", { class: "error" }, prose(`${plan.why_not}.`)), h("div", { class: "row" }, button("Close", {}, () => close()))]);
     return false;
   }
   return dialog(label, (close, alert) => {
@@ -46,7 +46,7 @@ export async function perform(base, name, label, about) {
     });
     typed?.addEventListener("keydown", (event) => event.key === "Enter" && go.click());
     return [
-      h("p", { id: "says" }, `${plan.says}.`),
+      h("p", { id: "says" }, prose(`${plan.says}.`)),
       typed && h("p", null, h("label", { for: "typed" }, plan.asks), typed),
       h("div", { class: "row" }, go, button("Cancel", {}, () => close(false))),
     ];
@@ -55,7 +55,7 @@ export async function perform(base, name, label, about) {
 
 /** A button for an action. One that is impossible now does nothing but say why. */
 export const offer = (name, label, about = {}, { short, why_not, ...how } = {}) =>
-  h("button", { type: "button", "data-act": name, "data-label": label, "data-about": JSON.stringify(about), "data-why": why_not, "aria-disabled": why_not ? "true" : null, title: why_not, "aria-label": short && short !== label ? label : null, ...how }, short ?? label);
+  h("button", { type: "button", "data-act": name, "data-label": label, "data-about": JSON.stringify(about), "data-why": why_not, "aria-disabled": why_not ? "true" : null, title: why_not && plain(why_not), "aria-label": short && short !== label ? label : null, ...how }, short ?? label);
 
 /** Buttons for what the server offers. */
 export const offers = (list, of, how = {}) => (list ?? []).map((one) =>

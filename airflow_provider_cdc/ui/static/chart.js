@@ -1,6 +1,7 @@
 // Line charts in SVG: time from left to right. The axis begins where the data begin.
 
 import { fill, h, s } from "./dom.js";
+import { ago, clock as moment } from "./format.js";
 
 const H = 150, BOTTOM = 20, TOP = 8, RIGHT = 8;
 //: Least width, in which all labels of the axis have room.
@@ -9,6 +10,10 @@ const NARROWEST = 260;
 const CHARACTER = 6.6, FREE = 10;
 //: The shortest time that an axis shows, and the share of an axis that may be empty before its first point.
 const SHORTEST = 60, EMPTY = 0.4;
+
+const NO_DATA = "no data yet";
+
+const iso = (t) => new Date(t * 1000).toISOString();
 
 /** A round number at or above `n`. */
 function ceiling(n) {
@@ -47,7 +52,7 @@ export class Chart {
     this.svg = s("svg", { class: "chart", "aria-hidden": "true" });
     this.plot = h("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg);
     this.legend = h("ul", { class: "legend" });
-    this.node = h("figure", { "data-own": true }, this.plot, this.legend);
+    this.node = h("figure", { "data-own": true, "data-key": `chart ${label}` }, this.plot, this.legend);
     new ResizeObserver(() => this.data && this.draw()).observe(this.plot);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.choose(null));
@@ -55,7 +60,7 @@ export class Chart {
     this.plot.addEventListener("blur", () => this.choose(null));
   }
 
-  /** data: {since, until, step, points: [[time, value, ...]]}, or nothing yet. */
+  /** data: {since, until, newest, step, points: [[time, value, ...]]}; newest: time of the newest value. */
   update(data) {
     const chosen = this.at === null ? null : this.used[this.at]?.[0];
     this.data = data;
@@ -97,12 +102,12 @@ export class Chart {
       ]),
       chosen && s("line", { class: "cross", x1: x(chosen[0]), x2: x(chosen[0]), y1: TOP, y2: H - BOTTOM }),
       chosen && series.map((one) => chosen[one.column] !== null && s("circle", { class: `spot ${one.cls}`, cx: x(chosen[0]), cy: y(chosen[one.column]), r: 3.5 })));
-    const shown = chosen ?? used.at(-1);
+    const shown = chosen ?? used.at(-1), at = shown && moment(iso(chosen ? chosen[0] : this.data.newest));
     fill(this.legend,
       series.map((one) => h("li", null, h("span", { class: `key ${one.cls}` }), `${one.name} `, h("b", { class: "num" }, shown ? say(shown[one.column]) : "–"))),
-      h("li", { class: "when" }, shown ? `${chosen ? "at" : "newest, at"} ${clock(shown[0], 1)}` : "no values in this time"));
-    const values = shown ? series.map((one) => `${one.name} ${say(shown[one.column])}`).join(", ") : "no values in this time";
-    for (const [name, value] of [["valuemax", Math.max(used.length - 1, 0)], ["valuenow", this.at ?? Math.max(used.length - 1, 0)], ["valuetext", shown ? `${values}, at ${clock(shown[0], 1)}` : values]]) this.plot.setAttribute(`aria-${name}`, value);
+      h("li", { class: "when" }, !shown ? NO_DATA : chosen ? ["at ", at] : ["newest ", ago(iso(this.data.newest)), ", at ", at]));
+    const values = shown ? series.map((one) => `${one.name} ${say(shown[one.column])}`).join(", ") : NO_DATA;
+    for (const [name, value] of [["valuemax", Math.max(used.length - 1, 0)], ["valuenow", this.at ?? Math.max(used.length - 1, 0)], ["valuetext", shown ? `${values}, at ${at.textContent}` : values]]) this.plot.setAttribute(`aria-${name}`, value);
   }
 
   choose(at) {

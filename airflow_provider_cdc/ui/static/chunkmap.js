@@ -1,6 +1,6 @@
 // The map of chunks: one cell for each chunk, or for a band of chunks. The server says the state of each cell.
 
-import { h } from "./dom.js";
+import { fill, h, prose } from "./dom.js";
 import { bytes, many, number, seconds } from "./format.js";
 import { ask } from "./server.js";
 import { taskLink } from "./links.js";
@@ -73,7 +73,7 @@ export class ChunkMap {
     }
     this.canvas.setAttribute("aria-valuemin", first);
     this.canvas.setAttribute("aria-valuemax", first + Math.max(chunks - 1, 0));
-    this.title.textContent = `Chunks of ${this.table ?? "all tables"}: ${number(chunks)}${per_cell > 1 ? `, ${number(per_cell)} to a cell` : ""}`;
+    fill(this.title, prose(`Chunks of ${this.table ?? "all tables"}: ${number(chunks)}${per_cell > 1 ? `, ${number(per_cell)} to a cell` : ""}`));
     this.legend.replaceChildren(...states.map((name) => h("li", { "data-state": name }, h("span", { class: `swatch ${name}` }), `${WORDS[name] ?? name} `, h("span", { class: "num" }, number(counts[name] ?? 0)))));
   }
 
@@ -127,6 +127,6 @@ export class ChunkMap {
     ].filter(Boolean);
     this.canvas.setAttribute("aria-valuenow", no);
     this.canvas.setAttribute("aria-valuetext", words.join(". "));
-    this.detail.replaceChildren(...words.flatMap((line) => [line, h("br")]), ...(c.reader ? ["read by ", taskLink(c.reader)] : []));
+    fill(this.detail, words.map((line) => [prose(line), h("br")]), c.reader && ["read by ", taskLink(c.reader)]);
   }
 }

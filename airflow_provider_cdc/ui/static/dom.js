@@ -55,6 +55,27 @@ export function fill(node, ...kids) {
   morph(node, fresh);
 }
 
+//: Longer words of a text may be names; longer parts of a name are cut off where they do not fit.
+const LONG_WORD = 16, LONG_PART = 14;
+
+/** A name, such as that of a table. It wraps after a dot, an underscore and the like, never inside a word. */
+export function named(name) {
+  const parts = String(name).match(/[^._/:-]*[._/:-]+|[^._/:-]+/g) ?? [];
+  const isLong = parts.some((part) => part.length > LONG_PART);
+  return h("span", { class: "name", title: isLong ? name : null }, parts.map((part, at) => [at > 0 && h("wbr"), part.length > LONG_PART ? h("span", { class: "piece" }, part) : part]));
+}
+
+const withNames = (text) => text.split(/(\s+)/).map((word) => (word.length > LONG_WORD && /^\W*[\w$]+([./:-]+[\w$]+)*\W*$/.test(word) ? named(word) : word));
+
+/** Text of the server: names in it wrap as names do, and what is in backticks is code. */
+export const prose = (text) => String(text ?? "").split(/(`[^`]+`)/).map((piece) => (/^`[^`]+`$/.test(piece) ? h("code", null, withNames(piece.slice(1, -1))) : withNames(piece)));
+
+/** The same as plain text, for a tooltip. */
+export const plain = (text) => String(text ?? "").replaceAll("`", "");
+
+/** A node that draws itself, where it stands: itself, or once it is on the page what `morph` takes for it. */
+export const inPlace = (node) => (node.isConnected ? node.cloneNode(false) : node);
+
 /**
  * A table. Each column: [head, cell of a row, {r: align right, text: long text, key: sort key}]. In a narrow place each
  * row becomes a block.

@@ -1,14 +1,14 @@
 // Chunk groups: the parts of a snapshot that one task reads.
 
 import { offer } from "./acts.js";
-import { h, table } from "./dom.js";
+import { h, named, table } from "./dom.js";
 import { ago, many, number } from "./format.js";
 import { tableAddress, taskLink } from "./links.js";
 
 const WORDS = { pending: "waiting", running: "being read", rereading: "being read again", done: "in the copy", taken_over: "nothing left to read", failed: "failed" };
 const DOTS = { done: "working", taken_over: "working", running: "snapshot", rereading: "snapshot", failed: "failed" };
 
-const tablesOf = (p, g) => [g.tables.map((name, n) => [n > 0 && ", ", h("a", { href: tableAddress(p, name) }, name)]), g.tables_more > 0 && ` and ${many(g.tables_more, "more", "more")}`];
+const tablesOf = (p, g) => [g.tables.map((name, n) => [n > 0 && ", ", h("a", { href: tableAddress(p, name) }, named(name))]), g.tables_more > 0 && ` and ${many(g.tables_more, "more", "more")}`];
 
 export const groupState = (state) => WORDS[state] ?? state;
 

@@ -1,11 +1,11 @@
 // Addresses of this page and of Airflow, and names of what they lead to.
 
-import { airflow, h, outside } from "./dom.js";
+import { airflow, h, named, outside, prose } from "./dom.js";
 
 export const pipelineAddress = (p) => `#/p/${p.book}/${encodeURIComponent(p.name)}`;
 export const tableAddress = (p, table) => `${pipelineAddress(p)}/table/${encodeURIComponent(table)}`;
 
-/** Where on this page something is. about: {view, table?, group?, state?, trouble?}, as troubles have it. */
+/** Where on this page something is. about: {view, table?, group?, state?, trouble?, attention?}, as troubles have it. */
 export function placeOf(p, about) {
   if (!p.book) return null;
   const place = pipelineAddress(p);
@@ -13,6 +13,7 @@ export function placeOf(p, about) {
   if (about?.view === "tables" && about.trouble) return `${place}/tables/problems`;
   if (about?.view === "tables") return `${place}/tables/${encodeURIComponent(about.state ?? "")}`;
   if (about?.view === "groups" || about?.view === "group") return `${place}/snapshot`;
+  if (about?.view === "timeline") return `${place}/timeline${about.attention ? "/attention" : ""}`;
   return about?.view ? `${place}/stream` : place;
 }
 
@@ -23,10 +24,10 @@ export function taskLink(task) {
   const mapped = task.map_index >= 0 ? `/mapped/${task.map_index}` : "";
   const query = task.try_number ? `?try_number=${task.try_number}` : "";
   const path = ["dags", task.dag_id, "runs", task.run_id, "tasks", task.task_id].map(encodeURIComponent).join("/");
-  return airflow(path + mapped + query, `${task.label}: log`);
+  return airflow(path + mapped + query, prose(`${task.label}: log`));
 }
 
-export const dagLink = (dag) => airflow(`dags/${encodeURIComponent(dag)}`, `DAG ${dag}`);
+export const dagLink = (dag) => airflow(`dags/${encodeURIComponent(dag)}`, "DAG ", named(dag));
 export const sparkLink = (address) => (/^https?:/.test(address ?? "") ? outside(address, "Spark UI") : null);
 
 /** A position in the source's binlog. */

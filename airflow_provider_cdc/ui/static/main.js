@@ -1,6 +1,6 @@
 // Selects the view, keeps it up to date, and applies the theme.
 
-import { fill, h, isFramed, outside } from "./dom.js";
+import { fill, h, isFramed, named, outside, prose } from "./dom.js";
 import { followClock } from "./format.js";
 import { pipelineAddress } from "./links.js";
 import { overview } from "./overview.js";
@@ -63,7 +63,7 @@ async function show(view) {
       wait = Math.min(LONGEST_WAIT, Math.max(view.every, PATIENCE * (performance.now() - began)));
     } catch (error) {
       if (mine.signal.aborted) return;
-      fill(banner, h("b", null, error.message), error.remedy ? `. ${error.remedy}.` : ".");
+      fill(banner, h("b", null, error.message), error.remedy ? prose(`. ${error.remedy}.`) : ".");
       if (!main.querySelector("h1")) fill(main, h("nav", { class: "crumbs", "aria-label": "Path" }, h("a", { href: "#/" }, "All pipelines")), h("h1", null, view.title), h("p", { class: "empty" }, "Nothing can be shown at the moment."));
       if (error.status === 401) return;
       wait = Math.min(15000, view.every * 2 ** failures++);
@@ -89,7 +89,7 @@ function tab(query) {
         return;
       }
       fill(node, h("h1", null, "CDC pipelines of this DAG"),
-        found.pipelines.length > 0 && h("ul", null, found.pipelines.map((p) => h("li", null, p.book ? h("a", { href: pipelineAddress(p) }, p.name) : h("b", null, p.name), `: ${PHASES[p.phase] ?? p.phase}. `, !p.book && "It appears here as soon as its snapshot is planned. ", p.hint && `${p.hint}.`))),
+        found.pipelines.length > 0 && h("ul", null, found.pipelines.map((p) => h("li", null, p.book ? h("a", { href: pipelineAddress(p) }, named(p.name)) : h("b", null, named(p.name)), `: ${PHASES[p.phase] ?? p.phase}. `, !p.book && "It appears here as soon as its snapshot is planned. ", p.hint && prose(`${p.hint}.`)))),
         found.pipelines.length === 0 && h("p", { class: "empty" }, found.tasks ? "Its pipeline is not known before it has run." : "This does not belong to a CDC pipeline."),
         h("p", null, h("a", { href: "#/" }, "All pipelines")));
     },

@@ -2,7 +2,7 @@
 
 import { offers } from "./acts.js";
 import { ChunkMap } from "./chunkmap.js";
-import { card, facts, h } from "./dom.js";
+import { card, facts, h, inPlace, prose } from "./dom.js";
 import { eventList } from "./events.js";
 import { ago, bytes, many, number, seconds } from "./format.js";
 import { groupTable } from "./groups.js";
@@ -64,14 +64,15 @@ export class OneTable {
           ["Rows read by the snapshot", t.chunks > 0 && `${number(t.rows_read)} in ${many(t.chunks, "chunk")}${t.corrected ? `, ${number(t.corrected)} corrected by the binlog` : ""}`],
           ["Up to", typeof t.position === "string" ? h("code", null, t.position) : t.position && position(t.position)],
           ["As of", t.updated_at && ago(t.updated_at)])),
-      this.mapped && (this.map.node.isConnected ? h("section", { "data-own": true, "data-key": `chunks ${this.name}` }) : this.map.node),
+      this.mapped && inPlace(this.map.node),
       t.groups?.length > 0 && card("Chunk groups", {}, groupTable(p, t.groups)),
       t.requests?.length > 0 && card("Requests", {}, requestList(p, t.requests)),
       card("Events", {}, eventList(p, t.events ?? [], { withTable: false })),
       t.definitions?.length > 0 && card("Definitions", {}, definitionList(t.definitions)),
       t.explain && card("Explain a row", {},
         h("p", null, "This command shows which chunk read a row, which changes corrected it, and what changed it last. It shows values, which this page never does."),
-        h("p", null, h("code", { id: "command", class: "command" }, t.explain))),
+        h("p", null, h("code", { id: "command", class: "command" }, prose(t.explain.command))),
+        h("p", { class: "dim" }, prose(`${t.explain.hint}.`))),
     ];
   }
 }

@@ -1,7 +1,7 @@
 // All pipelines, most severe first.
 
 import { sparkline } from "./chart.js";
-import { card, fill, h, table } from "./dom.js";
+import { card, fill, h, named, plain, prose, table } from "./dom.js";
 import { ago, asOf, bytes, many, number, percent, rate, seconds } from "./format.js";
 import { dagLink, pipelineAddress, placeOf } from "./links.js";
 import { ask } from "./server.js";
@@ -16,9 +16,9 @@ const SORTS = {
 let filter = "", level = null, order = "severity", last = null;
 
 function name(p) {
-  const title = p.book ? h("a", { href: pipelineAddress(p) }, h("b", null, p.name)) : h("b", null, p.name);
+  const title = p.book ? h("a", { href: pipelineAddress(p) }, h("b", null, named(p.name))) : h("b", null, named(p.name));
   return [h("span", { class: `dot ${p.level}` }), title,
-    h("small", { class: "line" }, p.source?.label ?? p.where ?? ""),
+    h("small", { class: "line" }, prose(p.source?.label ?? p.where)),
     h("small", { class: "line" }, p.dags.length ? p.dags.map((dag, n) => [n > 0 && ", ", dagLink(dag)]) : "no DAG")];
 }
 
@@ -31,15 +31,15 @@ function since(p) {
 function status(p) {
   const copied = p.chunks && ["snapshot", "planning"].includes(p.phase) ? ` ${percent(p.chunks.done, p.chunks.total)} %` : "";
   return [h("span", { class: phaseLevel(p) }, (PHASES[p.phase] ?? p.phase) + copied), h("small", { class: "line" }, since(p)),
-    p.phase === "not_run_yet" && h("small", { class: "line" }, p.hint ?? "Run its DAG to begin.")];
+    p.phase === "not_run_yet" && h("small", { class: "line" }, prose(p.hint ?? "Run its DAG to begin."))];
 }
 
 function problems(p) {
   if (!p.troubles.length) return null;
   return h("ul", { class: "problems" },
     p.troubles.map((one) => {
-      const place = placeOf(p, one.about), words = sentence(one.text);
-      return h("li", { class: one.level }, place ? h("a", { href: place }, words) : words, one.since && [" ", h("small", null, ago(one.since))], one.error && h("small", { class: "line clip", title: one.error }, one.error));
+      const place = placeOf(p, one.about), words = prose(sentence(one.text));
+      return h("li", { class: one.level }, place ? h("a", { href: place }, words) : words, one.since && [" ", h("small", null, ago(one.since))], one.error && h("small", { class: "line clip", title: plain(one.error) }, prose(one.error)));
     }),
     p.troubles_more > 0 && h("li", null, h("a", { href: pipelineAddress(p) }, `${number(p.troubles_more)} more`)));
 }
@@ -85,8 +85,8 @@ function draw(main) {
     pipelines.length > 0 && wanted.length === 0 && h("p", { class: "empty" }, "No pipeline matches the filter."),
     troubles.length > 0 && card("State databases that cannot be read", {}, table("State databases that cannot be read", [
       ["where", (t) => h("code", null, t.where), { text: true }],
-      ["why", (t) => t.message, { text: true }],
-      ["what to do", (t) => t.remedy, { text: true }],
+      ["why", (t) => prose(t.message), { text: true }],
+      ["what to do", (t) => prose(t.remedy), { text: true }],
       ["DAGs", (t) => t.dags.join(", ")],
     ], troubles, (t) => t.where)),
     unknown.length > 0 && card("DAGs whose pipeline is not known yet", {},

@@ -2,7 +2,7 @@
 
 import { offers, perform } from "./acts.js";
 import { Chart } from "./chart.js";
-import { airflow, fill, h, isFramed } from "./dom.js";
+import { airflow, fill, h, inPlace, isFramed, named, prose } from "./dom.js";
 import { ago, asOf, bytes, clock, lasting, many, number, percent, rate, seconds, until } from "./format.js";
 import { dagLink, pipelineAddress, sparkLink, taskLink } from "./links.js";
 import { OneTable } from "./one_table.js";
@@ -36,7 +36,7 @@ function numbers(p, speed) {
       speed.left !== null && snap.state !== "done" && fact("Time left", `about ${seconds(speed.left)}`)],
     p.last_change_at && fact("Last change in the copy", ago(p.last_change_at)),
     isLive && fact("Changes", rate(p.changes_per_second)),
-    p.lag_bytes !== null && fact("Binlog not read yet", p.lag_unknown ?? bytes(p.lag_bytes), p.sampled_at && ago(p.sampled_at)),
+    p.lag_bytes !== null && fact("Binlog not read yet", p.lag_unknown ? "unknown" : bytes(p.lag_bytes), p.sampled_at && ago(p.sampled_at)),
     p.purges_at ? fact("The source keeps what is needed for", until(p.purges_at), ["until ", clock(p.purges_at)]) : p.sampled_at && p.stream && !p.lag_unknown && fact("The source keeps what is needed", "with no known limit"));
 }
 
@@ -83,7 +83,7 @@ export function pipeline(book, name, rest) {
   async function press(pressed) {
     const done = document.getElementById("done");
     const say = (words) => {
-      fill(done, words);
+      fill(done, prose(words));
       done.classList.add("shown");
       clearTimeout(say.timer);
       say.timer = setTimeout(() => done.classList.remove("shown"), DONE_SHOWN);
@@ -108,7 +108,7 @@ export function pipeline(book, name, rest) {
   function links(p) {
     const s = p.stream, task = s?.supervisor?.dag_id && taskLink(s.supervisor);
     return h("p", { class: "sub" },
-      [p.source?.label && h("span", { class: "source" }, p.source.label), ...p.dags.map(dagLink), task, s && sparkLink(s.ui), h("span", null, `bookkeeping: ${p.where}`)].filter(Boolean).map((one) => h("span", { class: "bit" }, one)));
+      [p.source?.label && h("span", { class: "source" }, prose(p.source.label)), ...p.dags.map(dagLink), task, s && sparkLink(s.ui), h("span", null, "bookkeeping: ", prose(p.where))].filter(Boolean).map((one) => h("span", { class: "bit" }, one)));
   }
 
   const crumbs = (...more) => h("nav", { class: "crumbs", "aria-label": "Path" }, !isFramed() && [airflow("", "Airflow"), " / "], h("a", { href: "#/" }, "All pipelines"), more);
@@ -116,9 +116,9 @@ export function pipeline(book, name, rest) {
   /** One table: of its pipeline, only what one needs to know there. */
   function tablePage(p, here) {
     return [
-      crumbs(" / ", h("a", { href: here }, p.name), " / ", h("a", { href: `${here}/tables` }, "Tables")),
-      h("div", { class: "row head" }, h("h1", null, part.name), h("span", { class: "grow" }), asOf()),
-      h("p", { class: "sub" }, h("span", null, `Pipeline ${p.name}: `, PHASES[p.phase], p.phase === "streaming" && [", behind by ", seconds(p.lag_seconds), " (measured ", ago(p.sampled_at), ")"]), problemPill(p)),
+      crumbs(" / ", h("a", { href: here }, named(p.name)), " / ", h("a", { href: `${here}/tables` }, "Tables")),
+      h("div", { class: "row head" }, h("h1", null, named(part.name)), h("span", { class: "grow" }), asOf()),
+      h("p", { class: "sub" }, h("span", null, "Pipeline ", named(p.name), ": ", PHASES[p.phase], p.phase === "streaming" && [", behind by ", seconds(p.lag_seconds), " (measured ", ago(p.sampled_at), ")"]), problemPill(p)),
       partView(p)];
   }
 
@@ -128,7 +128,7 @@ export function pipeline(book, name, rest) {
     const beside = actsOfTroubles(p), counts = { tables: p.tables?.total, timeline: null, snapshot: null, stream: null };
     return [
       crumbs(),
-      h("div", { class: "row head" }, h("h1", null, p.name), phasePill(p), problemPill(p), h("span", { class: "grow" }), asOf()),
+      h("div", { class: "row head" }, h("h1", null, named(p.name)), phasePill(p), problemPill(p), h("span", { class: "grow" }), asOf()),
       links(p),
       p.offers?.length > 0 && h("div", { class: "row acts", role: "group", "aria-label": "Actions" }, offers(p.offers.filter((one) => !beside.has(one.act)))),
       troublePanel(p),
@@ -136,7 +136,7 @@ export function pipeline(book, name, rest) {
         h("div", { class: "answer" }, h("div", { class: "headline" }, headline(p)), COPYING.has(p.phase) && p.snapshot && h("progress", { max: p.snapshot.chunks || 1, value: p.snapshot.done, "aria-label": "Chunks read" }), numbers(p, speed(p))),
         p.stream && h("div", { class: "lag" },
           h("div", { class: "row" }, h("h2", null, "Lag"), h("span", { class: "grow" }), h("select", { id: "minutes", "aria-label": "Time shown" }, MINUTES.map(([n, words]) => h("option", { value: n }, words)))),
-          lagChart.node.isConnected ? h("figure", { "data-own": true }) : lagChart.node)),
+          inPlace(lagChart.node))),
       phases(p),
       h("nav", { class: "parts", id: "parts", "aria-label": "Parts" }, Object.entries(PARTS).map(([key, words]) => h("a", { href: `${here}/${key}`, "aria-current": key === partName ? "page" : null }, words, counts[key] !== null && counts[key] !== undefined && h("span", { class: "count num" }, number(counts[key]))))),
       partView(p)];

@@ -1,7 +1,7 @@
 // The part of a pipeline's view that shows its snapshot: progress, chunks and chunk groups.
 
 import { ChunkMap } from "./chunkmap.js";
-import { facts, h } from "./dom.js";
+import { facts, h, inPlace } from "./dom.js";
 import { ago, many, number, percent, rate, seconds } from "./format.js";
 import { groupState, groupTable } from "./groups.js";
 import { ask } from "./server.js";
@@ -32,7 +32,7 @@ export class Snapshot {
   }
 
   mapView() {
-    const node = this.map.node.isConnected ? h("section", { "data-own": true, "data-key": "chunks " }) : this.map.node;
+    const node = inPlace(this.map.node);
     if (!this.isOver) return h("div", { "data-key": "map" }, node);
     return h("div", { "data-key": "folded" }, h("button", { type: "button", "data-unfold": true, "aria-expanded": String(this.unfolded) }, this.unfolded ? "Hide the chunks" : "Show the chunks"), this.unfolded && node);
   }

@@ -1,7 +1,7 @@
 // The part of a pipeline's view that shows its stream: where it is, what it was asked to do, its batches and its runs.
 
 import { Chart } from "./chart.js";
-import { card, facts, h, table } from "./dom.js";
+import { card, facts, h, inPlace, prose, table } from "./dom.js";
 import { ago, bytes, many, number, rate, seconds } from "./format.js";
 import { position, sparkLink, taskLink } from "./links.js";
 import { requestList } from "./requests.js";
@@ -23,7 +23,7 @@ const RUNS = [
   ["began", (r) => ago(r.started_at)],
   ["last sign of life", (r) => ago(r.heartbeat_at)],
   ["changes", (r) => number(r.changes), { r: true }],
-  ["error", (r) => r.error && h("div", { class: "error" }, r.error), { text: true }],
+  ["error", (r) => r.error && h("div", { class: "error" }, prose(r.error)), { text: true }],
 ];
 
 export class Stream {
@@ -46,7 +46,6 @@ export class Stream {
 
   draw(p) {
     const s = p.stream;
-    const own = (chart, key) => (chart.node.isConnected ? h("figure", { "data-own": true, "data-key": key }) : chart.node);
     return [
       s && h("section", { class: "card", "aria-label": "Stream", "data-key": "facts" }, facts(
         ["Supervised by", s.supervisor && [taskLink(s.supervisor), s.supervised_at && h("small", null, " ", ago(s.supervised_at))]],
@@ -60,8 +59,8 @@ export class Stream {
         ["Transactions up to", s.at?.gtid_set && h("code", null, s.at.gtid_set)],
         ["Index of keys", s.index_bytes > 0 && `${bytes(s.index_bytes)} in memory${s.index_disk_bytes ? `, ${bytes(s.index_disk_bytes)} on disk` : ""}`])),
       h("div", { class: "two", "data-key": "charts" },
-        h("section", { class: "card" }, h("h2", null, "Changes per second"), own(this.changes, "changes")),
-        h("section", { class: "card" }, h("h2", null, "Time to commit a batch"), own(this.merges, "merges"))),
+        h("section", { class: "card" }, h("h2", null, "Changes per second"), inPlace(this.changes.node)),
+        h("section", { class: "card" }, h("h2", null, "Time to commit a batch"), inPlace(this.merges.node))),
       p.requests?.length > 0 && card("Requests", {}, requestList(p, p.requests)),
       this.batches?.batches.length > 0 && card("Newest batches", {}, table("Newest batches", BATCHES, this.batches.batches, (b) => `${b.epoch}.${b.batch}`)),
       this.runs?.runs.length > 0 && card("Runs", {}, table("Runs", RUNS, this.runs.runs, (r) => `run ${r.epoch}`)),

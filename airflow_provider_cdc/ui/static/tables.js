@@ -1,6 +1,6 @@
 // The part of a pipeline's view that lists its tables. The server searches, sorts and cuts the list.
 
-import { h, table } from "./dom.js";
+import { h, named, prose, table } from "./dom.js";
 import { ago, bytes, many, number, rate } from "./format.js";
 import { dagLink, tableAddress } from "./links.js";
 import { ask } from "./server.js";
@@ -14,7 +14,7 @@ const share = (t) => (t.state === "snapshot" && t.chunks ? `, ${number(t.done)} 
 
 /** State of a table, since when, and why. */
 export const tableState = (t) => [h("span", { class: `dot ${t.level ?? t.state}` }), h("span", { "data-state": t.state }, t.state.replaceAll("_", " ") + share(t)),
-  t.since && h("small", null, " since ", ago(t.since), t.by && `, by ${t.by}`), t.reason && h("div", { class: t.level === "failed" ? "error" : "dim" }, t.reason), t.remedy && h("div", { class: "remedy" }, t.remedy)];
+  t.since && h("small", null, " since ", ago(t.since), t.by && `, by ${t.by}`), t.reason && h("div", { class: t.level === "failed" ? "error" : "dim" }, prose(t.reason)), t.remedy && h("div", { class: "remedy" }, prose(t.remedy))];
 
 const isRecorded = (t) => t.inserts !== undefined && t.inserts !== null;
 const changed = (t) => t.inserts + t.updates + t.deletes;
@@ -28,7 +28,7 @@ const changesShort = (t) => (isRecorded(t) ? [number(changed(t)), t.rates && h("
 /** Result of the last comparison, and why a later one was not possible. */
 export const verifiedOf = (t) => [
   t.verified_at ? [h("span", { class: t.equal === false ? "failed" : null }, t.equal === false ? "different " : "equal "), h("small", null, ago(t.verified_at))] : "never",
-  t.not_comparable && h("small", { class: "line" }, "not comparable ", ago(t.not_comparable.at), `: ${t.not_comparable.reason}`)];
+  t.not_comparable && h("small", { class: "line" }, "not comparable ", ago(t.not_comparable.at), ": ", prose(t.not_comparable.reason))];
 
 const nameOf = (t) => `${t.database}.${t.table}`;
 export const rowsOf = (t) => (t.rows ?? null) !== null ? number(t.rows) : t.rows_read ? number(t.rows_read) : t.rows_estimate !== null && t.rows_estimate !== undefined ? `about ${number(t.rows_estimate)}` : "–";
@@ -36,7 +36,8 @@ export const rowsOf = (t) => (t.rows ?? null) !== null ? number(t.rows) : t.rows
 /** How the list of tables comes about, and what to change to add or remove one. */
 const patternsView = (p) => h("details", { class: "card", "data-key": "patterns" }, h("summary", null, "Add or remove tables"),
   h("p", null, "The pipeline's patterns decide which tables are copied: ", h("code", null, "source.tables"), " and ", h("code", null, "source.exclude"), ", in ",
-    p.dags.length ? p.dags.map((dag, n) => [n > 0 && " or ", dagLink(dag)]) : "the file of the pipeline", ". The next run of the stream adds each table that now matches, and removes each one that no longer does; ", h("code", null, "airflow-cdc reload"), " lets a running stream do so now."),
+    p.dags.length ? p.dags.map((dag, n) => [n > 0 && " or ", dagLink(dag)]) : "the file of the pipeline", ". The next run of the stream adds each table that now matches, and removes each one that no longer does."),
+  h("p", null, "To let a running stream do so now: ", prose(p.reload), "."),
   h("p", null, "To stop copying a table at once, suspend it on its own page."));
 
 export class Tables {
@@ -59,7 +60,7 @@ export class Tables {
   get columns() {
     const { p } = this.context;
     return [
-      ["table", (t) => [h("a", { href: tableAddress(p, nameOf(t)) }, h("b", null, nameOf(t))), t.definitions > 1 && h("small", { class: "line" }, many(t.definitions, "definition"))], { text: true, key: "name" }],
+      ["table", (t) => [h("a", { href: tableAddress(p, nameOf(t)) }, h("b", null, named(nameOf(t)))), t.definitions > 1 && h("small", { class: "line" }, many(t.definitions, "definition"))], { text: true, key: "name" }],
       ["state", tableState, { text: true, key: "trouble" }],
       ["rows", rowsOf, { r: true, key: "rows" }],
       ["changes", changesShort, { r: true, key: "changes" }],

@@ -11,6 +11,11 @@ export class Timeline {
     Object.assign(this, { context, kind: "", level: "", table: "", first: null, older: [], more: false });
   }
 
+  /** rest: what stands behind the part in the address: `attention`, or nothing. */
+  open([level]) {
+    if (level === "attention") Object.assign(this, { kind: "", level, table: "", older: [] });
+  }
+
   path(before) {
     const query = new URLSearchParams({ limit: PAGE, ...(this.kind && { kind: this.kind }), ...(this.level === "attention" ? { attention: 1 } : this.level && { level: this.level }), ...(this.table.includes(".") && { table: this.table }), ...(before && { before }) });
     return `${this.context.base}/events?${query}`;

@@ -1,7 +1,7 @@
 // What is wrong, since when, and what to do about it.
 
 import { offer } from "./acts.js";
-import { h } from "./dom.js";
+import { h, named, prose } from "./dom.js";
 import { ago, lasting, many, until } from "./format.js";
 import { placeOf, tableAddress } from "./links.js";
 
@@ -39,7 +39,7 @@ const isAboutOne = (trouble) => trouble.about?.table || (trouble.about?.group ??
 function hindrances(p, trouble) {
   if (!p.may_act || isAboutOne(trouble)) return [];
   const known = (p.offers ?? []).filter((one) => trouble.acts?.includes(one.act) && one.why_not);
-  return known.map((one) => h("p", { class: "remedy" }, h("b", null, `${one.label} is not possible now: `), one.why_not));
+  return known.map((one) => h("p", { class: "remedy" }, h("b", null, `${one.label} is not possible now: `), prose(one.why_not)));
 }
 
 function buttons(p, trouble) {
@@ -61,12 +61,12 @@ export function troubleView(p, trouble, event) {
   return h("li", { class: `trouble ${trouble.level}`, "data-key": `${trouble.code} ${trouble.about?.table ?? trouble.about?.group ?? ""}` },
     h("div", { class: "row" },
       h("div", { class: "grow" },
-        h("strong", null, sentence(trouble.text)),
+        h("strong", null, prose(sentence(trouble.text))),
         (trouble.since || trouble.by) && h("small", null, trouble.since && [" for ", lasting(trouble.since)], trouble.by && `, by ${trouble.by}`),
         trouble.due_at && h("small", null, " in ", until(trouble.due_at))),
       h("span", { class: "acts" }, buttons(p, trouble), event && p.may_act && acknowledge(event), !NO_PLACE.has(place) && h("a", { class: "button", href: place }, "Show"))),
-    trouble.error && h("p", { class: "error" }, trouble.error),
-    trouble.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), trouble.remedy),
+    trouble.error && h("p", { class: "error" }, prose(trouble.error)),
+    trouble.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), prose(trouble.remedy)),
     hindrances(p, trouble));
 }
 
@@ -75,10 +75,10 @@ function attentionView(p, event) {
   return h("li", { class: `trouble ${event.level}`, "data-key": `event ${event.id}` },
     h("div", { class: "row" },
       h("div", { class: "grow" }, h("strong", null, event.label), h("small", null, " ", ago(event.at)),
-        event.table && [" ", h("a", { href: tableAddress(p, event.table) }, event.table)]),
+        event.table && [" ", h("a", { href: tableAddress(p, event.table) }, named(event.table))]),
       p.may_act && h("span", { class: "acts" }, acknowledge(event))),
-    h("p", null, event.text),
-    event.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), event.remedy));
+    h("p", null, prose(event.text)),
+    event.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), prose(event.remedy)));
 }
 
 export const acknowledge = (event) => offer("acknowledge", "Acknowledge", { id: event.id }, { "aria-label": `Acknowledge: ${event.text}` });
@@ -123,7 +123,7 @@ export function troublePanel(p) {
     h("ul", null, shown.slice(0, SHOWN)),
     shown.length > SHOWN && h("details", { "data-key": "more" }, h("summary", null, `${shown.length - SHOWN} more`), h("ul", null, shown.slice(SHOWN))),
     p.troubles_more > 0 && h("p", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}/tables` }, `${many(p.troubles_more, "more problem")}`)),
-    more > 0 && h("p", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}/timeline` }, `${many(more, "more event")} not acknowledged`)));
+    more > 0 && h("p", null, h("a", { href: placeOf(p, { view: "timeline", attention: true }) }, `${many(more, "more event")} not acknowledged`)));
 }
 
 /** Text of the server that begins in lower case, as a sentence begins. Names of tables stay as they are. */

@@ -60,7 +60,7 @@ def upgrade() -> None:
         ("events", ["pipeline", "kind", "id"]),
         ("events", ["pipeline", "level", "id"]),
         ("events", ["pipeline", "table", "id"]),
-        ("events", ["pipeline", "needs_attention", "id"]),
+        ("events", ["pipeline", "needs_attention", "id", "kind"]),
         ("table_states", ["pipeline", "state", "kind", "verified_equal"]),
         ("requests", ["pipeline", "state"]),
     ):
