@@ -392,7 +392,7 @@ def _start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[Spa
     address = ui_address(spark)
     if address:
         context.reporter.line(UI_LINE_PREFIX + address)
-    # Not those of a stream: beside its first jobs, Spark could miss the ten seconds that it gives a worker to start.
+    # Not those of a stream: Spark gives a worker ten seconds to start, and the first jobs of a stream need others.
     if short_lived and is_local_master(context.spark_config[0]):
         start_local_workers(spark, context.reporter.line)
     return spark, address

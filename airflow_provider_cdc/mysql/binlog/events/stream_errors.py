@@ -13,7 +13,7 @@ from airflow_provider_cdc.model.errors import (
     TornFileError,
     TransientError,
 )
-from airflow_provider_cdc.model.mysql_errors import mysql_error_text
+from airflow_provider_cdc.mysql.client.error_text import mysql_error_text
 from airflow_provider_cdc.mysql.client.session import ACCESS_DENIED_CODES
 
 _ER_SOURCE_FATAL = 1236

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_cdc.model.mysql_errors import mysql_error_text
+from airflow_provider_cdc.mysql.client.error_text import mysql_error_text
 
 
 @pytest.mark.parametrize(
