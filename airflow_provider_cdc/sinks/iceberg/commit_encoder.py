@@ -50,10 +50,16 @@ from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetada
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import Requirement, Update
 from airflow_provider_cdc.sinks.iceberg.format.values import encode_value
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import check_file_schema
-from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import OWN_SNAPSHOT_PROPERTY, IcebergLog, SnapshotCommit
+from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import (
+    FIELD_IDS_PROPERTY,
+    OWN_SNAPSHOT_PROPERTY,
+    IcebergLog,
+    SnapshotCommit,
+    field_ids_text,
+)
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import METADATA_FOLDER
 from airflow_provider_cdc.sinks.iceberg.log.snapshot_files import LoadedManifest
-from airflow_provider_cdc.sinks.iceberg.log.table_markers import marker_properties
+from airflow_provider_cdc.sinks.iceberg.log.table_markers import marker_properties, properties_to_set
 from airflow_provider_cdc.sinks.lake.log.file_commit import (
     AddFile,
     CommitKind,
@@ -323,13 +329,11 @@ class CommitEncoder:
         self, list_location: str, change: _Change, loaded: Mapping[str, LoadedManifest], next_row_id: int | None
     ) -> TableSnapshot:
         first_row_id = self._metadata.next_row_id
-        parent = self._metadata.current_snapshot
-        now_ms = int(time.time() * 1000)
         return make_snapshot(
             self._snapshot_id,
             self._parent_id,
             self._sequence_number,
-            max(now_ms, parent.timestamp_ms if parent else 0),
+            max(int(time.time() * 1000), self._metadata.last_updated_ms),  # REST catalogs demand this order
             list_location,
             self._operation(change),
             self._schema.schema_id,
@@ -379,8 +383,9 @@ class CommitEncoder:
 
     def _updates(self, snapshot: TableSnapshot) -> list[Update]:
         metadata, log = self._metadata, self._log
+        wanted = {**self._properties, FIELD_IDS_PROPERTY: field_ids_text(self._schema)}
         properties = {
-            **{n: v for n, v in self._properties.items() if metadata.properties.get(n) != v},
+            **properties_to_set(metadata.properties, wanted),
             **marker_properties(log.markers, self._markers),
             OWN_SNAPSHOT_PROPERTY: f"{snapshot.snapshot_id}/{snapshot.sequence_number}",
         }

@@ -114,11 +114,6 @@ def replace_updates(metadata: TableMetadata, table_format: IcebergTableFormat, o
     return [*_schema_and_spec_updates(metadata, schema, last_column_id, table_format), *obsolete]
 
 
-def properties_to_set(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the wanted properties that a table does not have."""
-    return {name: value for name, value in wanted.items() if current.get(name) != value}
-
-
 def _schema_and_spec_updates(
     metadata: TableMetadata, schema: IcebergSchema, last_column_id: int | None, table_format: IcebergTableFormat
 ) -> list[Update]:

@@ -21,7 +21,6 @@ from airflow_provider_cdc.sinks.iceberg.definition_changes import (
     new_table_properties,
     overwrite_updates,
     partition_spec_for,
-    properties_to_set,
     replace_updates,
 )
 from airflow_provider_cdc.sinks.iceberg.format import table_updates
@@ -37,6 +36,7 @@ from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
 )
 from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import IcebergLog
 from airflow_provider_cdc.sinks.iceberg.log.table_location import location_of
+from airflow_provider_cdc.sinks.iceberg.log.table_markers import properties_to_set
 from airflow_provider_cdc.sinks.iceberg.table_format import (
     FileSchemaLookup,
     IcebergTableFormat,
@@ -236,7 +236,8 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
     # ------------------------------------------------------------ definition
 
     def _has_same_columns(self, log: IcebergLog) -> bool:
-        return has_same_columns(log.metadata.current_schema, self.schema, log.metadata.format_version)
+        is_same = has_same_columns(log.metadata.current_schema, self.schema, log.metadata.format_version)
+        return is_same and log.has_own_columns
 
     def _altered_definition(self, log: IcebergLog, old_table: TableSchema) -> list[Update]:
         return alter_updates(log, old_table, self._format, self.options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,13 @@ import pytest
 from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, SEQ_COLUMN
-from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog
 from airflow_provider_cdc.sinks.iceberg.catalogs.sql_catalog import SqlCatalog
 from airflow_provider_cdc.sinks.iceberg.sink import IcebergSink
 from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
 from airflow_provider_cdc.sinks.protocol import PipelineSink, SinkTable
 from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded_by
 from tests.support.iceberg import read_with_duckdb, read_with_pyiceberg
-
-
-@dataclass(frozen=True)
-class SqliteCatalog:
-    """Opens a catalog in a file."""
-
-    path: str
-
-    def __call__(self) -> Catalog:
-        return SqlCatalog(f"sqlite:///{self.path}", "iceberg")
+from tests.support.iceberg_sink import SqliteCatalog, metadata_file
 
 
 class TestIcebergSink(SinkConformance):
@@ -78,14 +68,6 @@ class TestIcebergSink(SinkConformance):
         with monkeypatch.context() as patch:
             patch.setattr(SqlCatalog, "commit_table", preceded_by(SqlCatalog.commit_table, work))
             yield
-
-
-def metadata_file(target: IcebergSinkTable) -> Path:
-    """The newest metadata of a table."""
-    table: Any = SqliteCatalog(str(Path(target.storage.location()).parents[1] / "catalog.db"))().load_table(
-        target.identifier
-    )
-    return Path(str(table.metadata_location).removeprefix("file://"))
 
 
 class TestIcebergSinkByCopies(TestIcebergSink):

@@ -31,6 +31,8 @@ from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Property with id and sequence number of the last snapshot that this project has made.
 OWN_SNAPSHOT_PROPERTY = f"{OWN_PREFIX}snapshot"
+#: Property with the field ids of the columns that this project has given the table.
+FIELD_IDS_PROPERTY = f"{OWN_PREFIX}field-ids"
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,12 @@ class IcebergLog:
         if signature != self._definition:
             self._definition = signature
         return self._definition
+
+    @property
+    def has_own_columns(self) -> bool:
+        """Whether the columns are those that this project has given the table, and not others of the same names."""
+        text = self.properties.get(FIELD_IDS_PROPERTY)
+        return text is None or text == field_ids_text(self.metadata.current_schema)
 
     def exists(self) -> bool:
         """Return whether the table exists."""
@@ -362,6 +370,11 @@ class IcebergLog:
 
 #: Prefixes of properties that change with commits.
 _CHANGING_PROPERTIES = (f"{OWN_PREFIX}marker", OWN_SNAPSHOT_PROPERTY)
+
+
+def field_ids_text(schema: IcebergSchema) -> str:
+    """Return the value of :data:`FIELD_IDS_PROPERTY` for the columns of a schema."""
+    return ",".join(str(nested.id) for nested in schema.fields)
 
 
 def _is_same_vector(file: IcebergLiveFile, vector: ManifestEntry | None) -> bool:

@@ -57,7 +57,8 @@ def find_expired_snapshots(storage: Storage, reader: SnapshotReader, metadata: T
     while parent_id is not None and (path := lists.pop(parent_id, None)) is not None:
         if (data := storage.read(path)) is None:
             break
-        expired.append(ExpiredSnapshot(path, tuple(read_manifest_list(data, path)), file_time(storage, next_path)))
+        if parent_id not in metadata.snapshots:  # as one of a tag is, which is older than others that have expired
+            expired.append(ExpiredSnapshot(path, tuple(read_manifest_list(data, path)), file_time(storage, next_path)))
         parent_id, next_path = read_parent_id(data, path), path
     return expired
 

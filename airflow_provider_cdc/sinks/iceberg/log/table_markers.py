@@ -60,6 +60,11 @@ def marker_properties(markers: Mapping[str, int], changed: Mapping[str, int]) ->
     return properties
 
 
+def properties_to_set(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the wanted properties that a table does not have."""
+    return {name: value for name, value in wanted.items() if current.get(name) != value}
+
+
 def _parse_ranges(text: str) -> Iterator[tuple[int, int]]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

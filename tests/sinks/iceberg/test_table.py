@@ -1,0 +1,534 @@
+"""One Iceberg table: other writers, lost responses, expired snapshots, row ids, partitions, and changed columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog as PyicebergCatalog
+from pyiceberg.table import StaticTable
+from pyroaring import BitMap
+
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
+from airflow_provider_cdc.sinks.iceberg import commit_encoder, upkeep
+from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import CommitOutcome
+from airflow_provider_cdc.sinks.iceberg.catalogs.sql_catalog import SqlCatalog
+from airflow_provider_cdc.sinks.iceberg.format import table_updates
+from airflow_provider_cdc.sinks.iceberg.format.manifest_list import ManifestContent, ManifestFile
+from airflow_provider_cdc.sinks.iceberg.format.manifests import (
+    ContentFile,
+    EntryStatus,
+    FileContent,
+    ManifestEntry,
+    ManifestHeader,
+    write_manifest,
+)
+from airflow_provider_cdc.sinks.iceberg.format.schema_changes import SchemaEditor
+from airflow_provider_cdc.sinks.iceberg.log.table_markers import marker_properties, parse_markers
+from airflow_provider_cdc.sinks.iceberg.sink import IcebergSink
+from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
+from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices, Upsert
+from tests.sinks.conformance import INT, KEYED, TEXT, nullable
+from tests.support.iceberg import read_with_duckdb, read_with_pyiceberg
+from tests.support.iceberg_catalogs import CatalogFolderTable
+from tests.support.iceberg_sink import SqliteCatalog, metadata_file
+
+FENCE = Fence("epoch", 1)
+
+
+def open_sink(folder: Path, **options: Any) -> IcebergSink:
+    return IcebergSink(str(folder), "p", SqliteCatalog(str(folder / "catalog.db")), **options)
+
+
+def make_table(folder: Path, table: TableSchema = KEYED, **options: Any) -> IcebergSinkTable:
+    target = open_sink(folder, **options).table(table)
+    target.create("p")
+    return target
+
+
+def rows(*listed: tuple[int, str | None, int, str]) -> pa.Table:
+    names = KEYED.sink_schema.names
+    return pa.Table.from_pylist([dict(zip(names, (*row, 0), strict=True)) for row in listed], KEYED.sink_schema)
+
+
+def upsert(target: IcebergSinkTable, seq: int, *keys: int, op: str = "u") -> None:
+    changes = rows(*((key, f"v{seq}", seq, op) for key in keys))
+    assert target.commit(lambda _: Upsert(changes), {"stream": seq}, FENCE)
+
+
+def held(target: IcebergSinkTable) -> dict[int, int]:
+    """The ``_cdc_seq`` of each key: as the table itself says, and as pyiceberg and DuckDB do."""
+    found = [target.read()[0], read_with_pyiceberg(metadata_file(target)), read_with_duckdb(metadata_file(target))]
+    listed = [sorted(zip(r["id"].to_pylist(), r[SEQ_COLUMN].to_pylist(), strict=True)) for r in found]
+    assert listed[0] == listed[1] == listed[2] and len(dict(listed[0])) == len(listed[0])
+    return dict(listed[0])
+
+
+def other_writer(target: IcebergSinkTable) -> CatalogFolderTable:
+    """Somebody else who writes to the table, at its newest version."""
+    catalog = SqliteCatalog(str(Path(target.storage.location()).parents[1] / "catalog.db"))()
+    table = catalog.load_table(target.identifier)
+    assert table is not None
+    return CatalogFolderTable.of(catalog, table, target.identifier)
+
+
+# ---------------------------------------------------------------- other writers
+
+
+def test_what_others_write_is_seen(tmp_path: Path) -> None:
+    """Files, and rows that die in files whose keys are in the index; markers stay."""
+    target = make_table(tmp_path)
+    upsert(target, 1, 1, 2, 3)
+    upsert(target, 2, 2)
+    other = other_writer(target)
+    (first,) = [f for f in target._log.files.values() if f.row_count == 3]
+    other.dead = {first.entry.file.file_path: target._log.dead_rows(first.path)}
+    added = other.write_rows(rows((9, "theirs", 1, "c")))
+    other.commit(added, {first.entry.file.file_path: BitMap([0])})
+    assert other.outcome is CommitOutcome.DONE
+    assert held(target) == {2: 2, 3: 1, 9: 1} and target.markers().get("stream") == 2
+    upsert(target, 3, 1, 9)
+    assert held(target) == {1: 3, 2: 2, 3: 1, 9: 3}
+
+
+def test_a_branch_that_was_rolled_back_stops_the_table(tmp_path: Path) -> None:
+    """Markers do not roll back with it; after the remedy it goes on."""
+    target = make_table(tmp_path)
+    for seq in (1, 2, 3):
+        upsert(target, seq, seq)
+    snapshots = [*other_writer(target).metadata.snapshots]
+    other_writer(target).update([table_updates.set_snapshot_ref(snapshots[1])])
+    other = other_writer(target)
+    for again in (target, open_sink(tmp_path).table(KEYED)):
+        with pytest.raises(TerminalError, match=f"not based on snapshot {snapshots[2]}"):
+            again.markers()
+    other.commit(other.write_rows(rows((9, "theirs", 1, "c"))))  # and when somebody has gone on from there
+    with pytest.raises(TerminalError, match="rolled back or replaced"):
+        open_sink(tmp_path).table(KEYED).raise_fence(Fence("epoch", 2))
+    other_writer(target).update([table_updates.set_snapshot_ref(snapshots[2])])
+    upsert(target, 4, 4)
+    assert held(target) == {seq: seq for seq in (1, 2, 3, 4)}
+
+
+def test_a_table_that_was_replaced_stops(tmp_path: Path) -> None:
+    target = make_table(tmp_path)
+    upsert(target, 1, 1)
+    catalog = SqliteCatalog(str(tmp_path / "catalog.db"))()
+    catalog.drop_table(target.identifier)
+    make_table(tmp_path)
+    with pytest.raises(TerminalError, match="replaced by another one"):
+        upsert(target, 2, 1)
+    catalog.drop_table(target.identifier)
+    with pytest.raises(TerminalError, match="is missing"):
+        target.markers()
+
+
+@pytest.mark.parametrize("content", [FileContent.POSITION_DELETES, FileContent.EQUALITY_DELETES])
+def test_other_deletes_are_refused(tmp_path: Path, content: FileContent) -> None:
+    target = make_table(tmp_path, copy_on_write_tables=(".*[.].*",))
+    upsert(target, 1, 1)
+    other = other_writer(target)
+    metadata, location = other.metadata, f"{other.metadata.location}/metadata/theirs.avro"
+    file = ContentFile(f"{metadata.location}/d.parquet", 1, 10, content, equality_ids=[1] if content == 2 else None)
+    header = ManifestHeader(2, ManifestContent.DELETES, metadata.default_spec, metadata.current_schema)
+    data, manifest = write_manifest(header, [ManifestEntry(EntryStatus.ADDED, file, 7)], location, 7)
+    other.store("metadata/theirs.avro", data)
+    before: Callable[[], list[ManifestFile]] = other.manifests
+    other.manifests = lambda: [*before(), manifest]  # type: ignore[method-assign]
+    other.commit()
+    kind = "equality" if content == FileContent.EQUALITY_DELETES else "position"
+    with pytest.raises(TerminalError, match=f"has a file of {kind} deletes"):
+        upsert(target, 2, 2)
+
+
+def test_a_column_that_others_have_dropped_and_added_again(tmp_path: Path) -> None:
+    """Its files have the old values under the same name."""
+    target = make_table(tmp_path)
+    upsert(target, 1, 1)
+    other = other_writer(target)
+    metadata = other.metadata
+    editor = SchemaEditor(metadata.current_schema, metadata.last_column_id, 3)
+    editor.drop_column("v.w")
+    editor.add_column("v.w", pa.string())
+    editor.order_columns([*metadata.current_schema.columns])
+    schema = editor.build_schema(1)
+    other.update([table_updates.add_schema(schema, editor.last_column_id), table_updates.set_current_schema()])
+    for again in (target, open_sink(tmp_path).table(KEYED)):
+        with pytest.raises(TerminalError, match="other columns"):
+            upsert(again, 2, 2)
+
+
+def test_a_version_that_lacks_vectors_is_refused_by_name(tmp_path: Path) -> None:
+    make_table(tmp_path, copy_on_write_tables=(".*[.].*",))
+    with pytest.raises(NotReadyError, match="has format version 2, which has no deletion vectors"):
+        open_sink(tmp_path).table(KEYED).create("p")
+
+
+# ---------------------------------------------------------------- responses that are lost
+
+
+@pytest.mark.parametrize("outcome", [CommitOutcome.UNKNOWN, CommitOutcome.CONFLICT])
+def test_a_commit_whose_response_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: CommitOutcome
+) -> None:
+    """It is found in the table: even if a repeated request has found that it was made."""
+    target, real = make_table(tmp_path), SqlCatalog.commit_table
+    upsert(target, 1, 1, 2)
+
+    def lost(*arguments: Any) -> Any:
+        assert real(*arguments)[0] is CommitOutcome.DONE
+        return outcome, None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlCatalog, "commit_table", lost)
+        upsert(target, 2, 2, 3)
+    upsert(target, 3, 1)
+    assert held(target) == {1: 3, 2: 2, 3: 2}
+
+
+def test_files_of_an_unknown_commit_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be made later."""
+    target, real = make_table(tmp_path), SqlCatalog.commit_table
+    upsert(target, 1, 1, 2)
+    requests: list[Any] = []
+
+    def delayed(*arguments: Any) -> Any:
+        requests.append(arguments)
+        return CommitOutcome.UNKNOWN, None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlCatalog, "commit_table", delayed)
+        with pytest.raises(TransientError, match="it is unknown whether snapshot"):
+            upsert(target, 2, 2)
+    target.clean_up()
+    assert real(*requests[0])[0] is CommitOutcome.DONE
+    assert held(target) == {1: 1, 2: 2} and target.markers().get("stream") == 2
+
+
+def test_an_error_of_the_commit_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_table(tmp_path)
+    upsert(target, 1, 1, 2)
+    before = {name for name, _ in target.storage.list("")}
+
+    def broken(*_: Any) -> Any:
+        raise TransientError("the connection broke", "Run again")
+
+    with monkeypatch.context() as patch, pytest.raises(TransientError):
+        patch.setattr(SqlCatalog, "commit_table", broken)
+        upsert(target, 2, 1)
+    written = {name for name, _ in target.storage.list("")} - before
+    assert {name.rpartition(".")[2] for name in written} == {"parquet", "puffin", "avro"} and len(written) == 5
+
+
+# ---------------------------------------------------------------- upkeep
+
+
+def read_all_snapshots(target: IcebergSinkTable) -> int:
+    """Read every snapshot by pyiceberg; how many there are."""
+    table = StaticTable.from_metadata(metadata_file(target).as_uri())
+    for snapshot in table.snapshots():
+        table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
+    return len(table.snapshots())
+
+
+def test_snapshots_expire_in_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metadata stays small. Snapshots of branches and tags stay, whatever their age."""
+    monkeypatch.setattr(commit_encoder, "MAX_SNAPSHOTS", 5)
+    target = make_table(tmp_path)
+    upsert(target, 1, 1, 2, 3)
+    tagged = next(iter(other_writer(target).metadata.snapshots))
+    other_writer(target).update([{**table_updates.set_snapshot_ref(tagged, "theirs"), "type": "tag"}])
+    sizes = []
+    for seq in range(2, 40):
+        upsert(target, seq, seq % 3 + 1)
+        sizes.append(metadata_file(target).stat().st_size)
+    metadata = other_writer(target).metadata
+    assert len(metadata.snapshots) == 6 and tagged in metadata.snapshots
+    assert max(sizes[-10:]) < 1.1 * max(sizes[20:30])
+    monkeypatch.setattr(upkeep, "RETENTION_SECONDS", -3600)
+    target.clean_up()
+    assert read_all_snapshots(target) == 6
+    upsert(target, 50, 2)
+
+
+def test_files_of_expired_snapshots_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an hour: what a snapshot needs stays, and what waits to be published."""
+    monkeypatch.setattr(commit_encoder, "MAX_SNAPSHOTS", 3)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
+    target = make_table(tmp_path)
+    for seq in range(1, 12):
+        upsert(target, seq, seq % 4, seq % 4 + 10)
+        if work := target.plan_compactions(purge=seq % 3 == 0):
+            target.commit_compactions([(c, c.run()) for c in work])
+    expected = held(target)
+    waiting = target.stage("1/0/1/slice", [rows((99, "staged", 1, "r"))])
+    before = {name for name, _ in target.storage.list("")}
+    target.clean_up()
+    assert {name for name, _ in target.storage.list("")} == before, "readers of an expired snapshot may be at work"
+    monkeypatch.setattr(upkeep, "RETENTION_SECONDS", -3600)
+    other = open_sink(tmp_path).table(KEYED)  # another process, which knows nothing of what was removed
+    other.clean_up()
+    left = {name for name, _ in target.storage.list("")}
+    assert len(left) < len(before) / 2 and target.is_staged(waiting)
+    lists = {name for name in left if name.startswith("metadata/snap-")}
+    assert read_all_snapshots(target) == len(lists) == 3 and held(target) == expected
+    other.clean_up()
+    assert {name for name, _ in target.storage.list("")} == left
+    target.commit(lambda _: PublishSlices([waiting]), {}, FENCE)
+    assert held(target) == {**expected, 99: 1}
+
+
+def test_what_older_snapshots_have_is_not_cleared(tmp_path: Path) -> None:
+    """Changes of an earlier epoch that a compaction has replaced are read by readers of older snapshots."""
+    sink, target = open_sink(tmp_path), make_table(tmp_path)
+    for number in (1, 2, 3):
+        writer = sink.change_staging().open_writer(KEYED, f"epoch-1/{number}")
+        writer.add(rows((number, "a", number, "c")).to_batches()[0])
+        writer.close()
+        changes = sink.change_staging().read_for_apply(KEYED, [f"epoch-1/{number}"])
+        assert target.commit(lambda _: Upsert(changes), {}, FENCE)  # noqa: B023
+    work = target.plan_compactions(purge=True)
+    assert target.commit_compactions([(c, c.run()) for c in work]) == 1
+    abandoned = sink.change_staging().open_writer(KEYED, "epoch-1/abandoned")
+    abandoned.close()
+    sink.change_staging().clear_older_epochs([KEYED], 2)
+    names = {name for name, _ in target.storage.list("changes")}
+    assert names == {f"changes/epoch-1/{number}.parquet" for number in (1, 2, 3)}
+    assert read_all_snapshots(target) == 4
+
+
+def test_manifests_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay few; no row gets another row id by that."""
+    monkeypatch.setattr(commit_encoder, "MERGED_MANIFESTS", 4)
+    target, row_ids = make_table(tmp_path), dict[str, int | None]()
+    for seq in range(1, 20):
+        upsert(target, seq, seq)
+        assert sum(m.is_data for m in target._log.manifests.values()) <= 5
+        for path, file in open_sink(tmp_path).table(KEYED).load_log().files.items():
+            assert row_ids.setdefault(path, file.entry.file.first_row_id) == file.entry.file.first_row_id
+    assert held(target) == {seq: seq for seq in range(1, 20)}
+    assert len({*row_ids.values()}) == 19
+
+
+def test_a_warm_log_is_as_a_cold_one(tmp_path: Path) -> None:
+    """What an own commit leads to in memory is what the files say."""
+    target = make_table(tmp_path)
+    for seq in range(1, 6):
+        upsert(target, seq, seq, 1, 2)
+        cold = open_sink(tmp_path).table(KEYED).load_log()
+        warm = target._log
+        assert {p: (f.entry, f.vector) for p, f in warm.files.items()} == {
+            p: (f.entry, f.vector) for p, f in cold.files.items()
+        }
+        assert all(warm.dead_rows(path) == cold.dead_rows(path) for path in cold.files)
+        assert warm.manifests.keys() == cold.manifests.keys() and warm.markers == cold.markers
+    target._log.cross_check_files()
+
+
+def lineage(target: IcebergSinkTable) -> dict[int, tuple[int, int]]:
+    """Row id of each key, and the number of the commit that changed it last, as DuckDB reads them."""
+    columns = "id, _row_id, _last_updated_sequence_number AS seq"
+    read = read_with_duckdb(metadata_file(target), columns).to_pylist()
+    return {row["id"]: (row["_row_id"], row["seq"]) for row in read}
+
+
+@pytest.mark.parametrize("copies", [(), (".*[.].*",)], ids=["vectors", "copies"])
+def test_rows_keep_their_ids_in_other_files(tmp_path: Path, copies: tuple[str, ...]) -> None:
+    """By compaction, twice, and by copies in a table of version 3; rows that die meanwhile are dead."""
+    target = make_table(tmp_path)
+    for seq in range(1, 5):
+        upsert(target, seq, *range(seq, 10 * seq, seq))
+    before = lineage(target)
+    target = open_sink(tmp_path, copy_on_write_tables=copies).table(KEYED)
+    for number in range(2):
+        work = target.plan_compactions(purge=True)
+        results = [(c, c.run()) for c in work]
+        if not copies:
+            upsert(target, 100 + number, 7, op="d")
+            before.pop(7, None)
+        assert target.commit_compactions(results) == len(results)
+        assert lineage(target) == before
+        upsert(target, 101 + number, 5)
+        after = lineage(target)
+        assert after.pop(5) != before.pop(5) and after == before
+        before = lineage(target)
+
+
+# ---------------------------------------------------------------- partitions and columns
+
+EVENTS = TableSchema(
+    "shop",
+    "events",
+    (INT, nullable("day", "date"), nullable("at", "datetime", fsp=6), nullable("n", "tinyint"), TEXT),
+    ("id",),
+)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (("day", "day"),),
+        (("at", "hour"),),
+        (("at", "month"), ("n", None)),
+        (("day", "year"), ("v.w", None)),
+        (("day", None),),
+    ],
+    ids=str,
+)
+def test_partitions(tmp_path: Path, parts: tuple[tuple[str, str | None], ...]) -> None:
+    """Others find the rows by any value of any partition column."""
+    target = make_table(tmp_path, EVENTS, partition_by=(("shop[.]events", parts),))
+    days = [date(1960, 2, 29), date(2026, 11, 28), None, date(2026, 12, 1)]
+    listed = [
+        {
+            "id": n,
+            "day": (day := days[n % 4]),
+            "at": datetime(day.year, day.month, day.day, n, 59) if day else None,
+            "n": n % 3 - 1 if n % 5 else None,
+            "v.w": ("", "a/b", "ä", None)[n % 4],
+            SEQ_COLUMN: 1,
+            OP_COLUMN: "c",
+            TS_COLUMN: 0,
+        }
+        for n in range(20)
+    ]
+    files = [target.stage("1/0/1/slice", [pa.Table.from_pylist(listed[:10], EVENTS.sink_schema)])]
+    target.commit(lambda _: PublishSlices(files), {}, FENCE)
+    changes = pa.Table.from_pylist([{**row, SEQ_COLUMN: 2} for row in listed[5:]], EVENTS.sink_schema)
+    target.commit(lambda _: Upsert(changes), {}, FENCE)
+    cold = open_sink(tmp_path, partition_by=(("shop[.]events", parts),)).table(EVENTS)
+    assert cold.commit_compactions([(c, c.run()) for c in cold.plan_compactions(purge=True)]) >= 1
+    table = StaticTable.from_metadata(metadata_file(target).as_uri())
+    rows_read = sorted(table.scan().to_arrow().to_pylist(), key=lambda row: int(row["id"]))
+    assert [row["id"] for row in rows_read] == [*range(20)] == sorted(target.read()[0]["id"].to_pylist())
+    for column in {name for name, _ in parts} - {"v.w"}:  # a dot is a path in a filter
+        for value in {row[column] for row in listed}:
+            wanted = {row["id"] for row in listed if row[column] == value}
+            text = value.isoformat() if isinstance(value, date) else value
+            if value is None:
+                found = table.scan(row_filter=f'"{column}" IS NULL')
+            else:
+                found = table.scan(row_filter=f'"{column}" = {text!r}')
+            assert {*found.to_arrow()["id"].to_pylist()} == wanted, (column, value)
+    names = [part.name for part in table.spec().fields]
+    assert names == [f"{name}_{unit}" if unit else name for name, unit in parts]
+    assert len({str(f.file.partition) for f in table.scan().plan_files()}) > 2
+
+
+def test_other_partitions_are_refused(tmp_path: Path) -> None:
+    make_table(tmp_path, EVENTS, partition_by=(("shop[.]events", (("day", "month"),)),))
+    with pytest.raises(TerminalError, match="is partitioned by day_month, but sink.partition_by says day_year"):
+        open_sink(tmp_path, partition_by=(("shop[.]events", (("day", "year"),)),)).table(EVENTS).create("p")
+
+
+def test_columns_change_without_another_file(tmp_path: Path) -> None:
+    """One becomes wider, one goes, and one comes."""
+    narrow = (INT, nullable("n", "int"), nullable("x", "float"), nullable("d", "decimal", precision=5, scale=2))
+    table = TableSchema("shop", "t", narrow, ("id",))
+    wide = table.replace(
+        columns=(
+            INT.replace(data_type="bigint", column_type="bigint"),
+            nullable("new", "int"),
+            nullable("x", "double"),
+            nullable("d", "decimal", precision=30, scale=2),
+        )
+    )
+    target = make_table(tmp_path, table)
+    listed = [{"id": n, "n": n, "x": n / 2, SEQ_COLUMN: n, OP_COLUMN: "c", TS_COLUMN: 0} for n in range(1, 4)]
+    for row in listed:
+        one = pa.Table.from_pylist([row], table.sink_schema)
+        assert target.commit(lambda _: Upsert(one), {}, FENCE)  # noqa: B023
+    before = {name: target.storage.read(name) for name, _ in target.storage.list("") if name.endswith(".parquet")}
+    altered = open_sink(tmp_path).table(wide)
+    assert altered.alter(table, {"ddl": 1}, FENCE)
+    more = pa.Table.from_pylist(
+        [{"id": 2**40, "new": 7, "x": 0.1, SEQ_COLUMN: 9, OP_COLUMN: "c", TS_COLUMN: 0}, {**listed[1], SEQ_COLUMN: 9}],
+        wide.sink_schema,
+    )
+    assert altered.commit(lambda _: Upsert(more), {}, FENCE)
+    assert before.items() <= {n: target.storage.read(n) for n, _ in target.storage.list("")}.items()
+    for read in (
+        altered.read()[0],
+        read_with_pyiceberg(metadata_file(altered)),
+        read_with_duckdb(metadata_file(altered)),
+    ):
+        found = Counter((row["id"], row["new"], row["x"], row[SEQ_COLUMN]) for row in read.to_pylist())
+        assert found == Counter([(1, None, 0.5, 1), (2, None, 1.0, 9), (3, None, 1.5, 3), (2**40, 7, 0.1, 9)])
+        assert "n" not in read.column_names
+
+
+def test_files_have_field_ids(tmp_path: Path) -> None:
+    """Those of slices, of changes that are staged, and of compacted ones."""
+    sink, target = open_sink(tmp_path), make_table(tmp_path)
+    slices = [target.stage("1/0/1/slice", [rows((1, "a", 1, "r"))])]
+    target.commit(lambda _: PublishSlices(slices), {}, FENCE)
+    writer = sink.change_staging().open_writer(KEYED, "epoch-1/one")
+    writer.add(rows((2, "b", 2, "c")).to_batches()[0])
+    writer.close()
+    changes = sink.change_staging().read_for_apply(KEYED, ["epoch-1/one"])
+    target.commit(lambda _: Upsert(changes), {}, FENCE)
+    work = target.plan_compactions(purge=True)
+    assert target.commit_compactions([(c, c.run()) for c in work]) == 1
+    names = [name for name, _ in target.storage.list("") if name.endswith(".parquet")]
+    assert len(names) == 3
+    wanted = {f.name: str(f.id).encode() for f in target._log.metadata.current_schema.fields}
+    for name in names:
+        schema = pq.read_schema(Path(target.storage.location(name)))
+        ids = {field.name: field.metadata[b"PARQUET:field_id"] for field in schema}
+        assert wanted.items() <= ids.items() and ids.keys() - wanted.keys() <= {
+            "_row_id",
+            "_last_updated_sequence_number",
+        }
+
+
+# ---------------------------------------------------------------- adoption
+
+
+def test_a_table_of_others_is_adopted(tmp_path: Path) -> None:
+    """One that pyiceberg has made, of version 2: it is not upgraded, and its rows go."""
+    catalog = PyicebergCatalog("iceberg", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("shop")
+    columns = pa.schema([pa.field("v.w", pa.string()), pa.field("id", pa.int32(), nullable=False)])
+    theirs = catalog.create_table("shop.orders", columns, f"file://{tmp_path}/shop/orders")
+    theirs.append(pa.table({"v.w": ["x"], "id": pa.array([5], pa.int32())}, schema=columns))
+    with pytest.raises(NotReadyError, match="which has no deletion vectors"):
+        open_sink(tmp_path, adopt=True).table(KEYED).create("p")
+    options = {"adopt": True, "copy_on_write_tables": (".*[.].*",)}
+    with pytest.raises(NotReadyError, match="it lacks column more"):
+        open_sink(tmp_path, **options).table(KEYED.replace(columns=(INT, TEXT, nullable("more", "int")))).create("p")
+    with pytest.raises(TerminalError, match="was not created by pipeline p"):
+        open_sink(tmp_path, copy_on_write_tables=(".*[.].*",)).table(KEYED).create("p")
+    target = open_sink(tmp_path, **options).table(KEYED)
+    assert target.will_adopt("p")
+    target.create("p")
+    assert not target.will_adopt("p") and held(target) == {}
+    upsert(target, 1, 1, 2)
+    assert held(target) == {1: 1, 2: 1} and theirs.refresh().metadata.format_version == 2
+    with pytest.raises(CdcError, match="it belongs to pipeline p"):
+        open_sink(tmp_path, **options).table(KEYED).will_adopt("q")
+
+
+# ---------------------------------------------------------------- markers
+
+
+def test_markers_of_chunk_groups_take_little_room() -> None:
+    markers = {f"cdc/p/1/group/{n}": 1 for n in range(5000)} | {"cdc/p/1/group/77": 2, "cdc/p/group/x": -3, "a/": 1}
+    properties: dict[str, str] = {}
+    for name, value in markers.items():
+        properties |= marker_properties(parse_markers(properties) if "group/x" in name else {}, {name: value})
+    properties = marker_properties({}, markers)
+    assert parse_markers(properties) == markers and len(str(properties)) < 300
+    changed = marker_properties(markers, {"cdc/p/1/group/78": 3, "cdc/p/group/x": 4})
+    assert parse_markers({**properties, **changed}) == {**markers, "cdc/p/1/group/78": 3, "cdc/p/group/x": 4}
+    assert marker_properties(markers, {"a/": 2}) == {"airflow-cdc.marker.a/": "2"}
+    assert parse_markers(marker_properties({"g/7": 1}, {"g/07": 2, "g/8": 1})) == {"g/7": 1, "g/8": 1, "g/07": 2}
+    with pytest.raises(TerminalError, match=r"airflow-cdc.markers.g/ has the value '1-x:1'"):
+        parse_markers({"airflow-cdc.markers.g/": "1-x:1"})
