@@ -76,6 +76,7 @@ def running_rest_catalog() -> Iterator[IcebergRest]:
         "CATALOG_URI": f"jdbc:sqlite:{folder}/catalog.db",
         "CATALOG_WAREHOUSE": f"file://{folder}/warehouse",
         "CATALOG_REST_PORT": str(port),
+        "CATALOG_JDBC_STRICT__MODE": "true",  # tables need a namespace, as in most catalogs
     }
     command: list[str | Path] = [
         java,
@@ -142,7 +143,7 @@ class RestProxy(ServedMeanwhile):
 
     def __init__(self, upstream: IcebergRest) -> None:
         self.upstream_port, self.slow_seconds = upstream.port, 3.0
-        self._faults: list[tuple[str, RestFault]] = []
+        self._faults: list[tuple[str, str, RestFault]] = []
         self._lock = threading.Lock()
         #: Method and path of each request.
         self.requests: list[tuple[str, str]] = []
@@ -156,10 +157,10 @@ class RestProxy(ServedMeanwhile):
         super().__init__(_RestServer(("127.0.0.1", 0), _handler_of(self)))
         self.uri = f"http://127.0.0.1:{self.port}"
 
-    def meet(self, fault: RestFault, method: str = "POST", times: int = 1) -> None:
-        """Let the next requests with a method meet a fault."""
+    def meet(self, fault: RestFault, method: str = "POST", times: int = 1, path: str = "") -> None:
+        """Let the next requests with a method, and a path that ends so, meet a fault."""
         with self._lock:
-            self._faults += [(method, fault)] * times
+            self._faults += [(method, path, fault)] * times
 
     def stop(self) -> None:
         """Be away, as a server that is stopped."""
@@ -173,9 +174,10 @@ class RestProxy(ServedMeanwhile):
         with self._lock:
             self.requests.append((method, path))
             for awaited in self._faults:
-                if awaited[0] == method and not path.endswith(("/config", "/tokens")):
+                meets = awaited[0] == method and path.endswith(awaited[1])
+                if meets and not path.endswith(("/config", "/tokens")):
                     self._faults.remove(awaited)
-                    return awaited[1]
+                    return awaited[2]
         return None
 
 

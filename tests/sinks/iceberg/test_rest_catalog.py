@@ -130,6 +130,16 @@ def test_a_table_whose_creation_had_no_answer_can_be_loaded(proxy: RestProxy, tm
     assert loaded is not None and loaded.metadata.location == f"file://{tmp_path}/c"
 
 
+def test_a_namespace_that_may_not_be_created(proxy: RestProxy, tmp_path: Path) -> None:
+    catalog = RestCatalog({"uri": proxy.uri})
+    proxy.meet("forbidden", path="/namespaces")
+    with pytest.raises(NotReadyError, match="403 ByTheProxy: .*, in answer to: create namespace shop") as error:
+        catalog.create_table(SHOP, empty_metadata(f"file://{tmp_path}/c"))
+    assert error.value.remedy == "Grant this client the right to do that"
+    assert catalog.load_table(SHOP) is None
+    assert catalog.create_table(SHOP, empty_metadata(f"file://{tmp_path}/c")) is not None
+
+
 def test_a_catalog_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(TransientError, match=f"the REST catalog {uri}: .*refused") as error:

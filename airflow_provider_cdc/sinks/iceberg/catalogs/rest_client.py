@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 60.0
 #: Statuses of a token that has expired, or is wrong.
 _TOKEN_REFUSED = (401, 419)
-#: Requests are signed, and sent, once; there is no access to files, so none is to be delegated.
-_OWN_PROPERTIES = {"rest.sigv4.max-retries": "0", "header.X-Iceberg-Access-Delegation": ""}
+#: pyiceberg would ask for credentials for the files of tables, which nothing here uses.
+_OWN_PROPERTIES = {"header.X-Iceberg-Access-Delegation": ""}
 _CHECK_CREDENTIALS = "Correct login and password (client id and secret), or the token, in sink.conn_id"
 _CHECK_URI = "Correct the catalog's uri, which ends before /v1, and its warehouse"
 
