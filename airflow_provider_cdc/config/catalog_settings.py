@@ -97,6 +97,8 @@ def check_catalog(catalog: object) -> dict[str, str]:
 
     :raises NotReadyError: for the first property that is not usable, by name. No value is shown but that of ``type``.
     """
+    if catalog is None:
+        return {}
     if not isinstance(catalog, Mapping):
         raise invalid_value("sink.catalog", type(catalog).__name__, "a mapping such as {type: rest, uri: https://...}")
     kind = _check_type("sink.catalog.type", catalog["type"]) if "type" in catalog else None
@@ -171,7 +173,8 @@ def catalog_settings(settings: _SinkFields, access: StoreAccess | None) -> Catal
                 "sink.path is in an object store, and there is no catalog for its tables",
                 "Name a connection of type iceberg in sink.conn_id, or set sink.catalog",
             )
-        merged = {"type": SQL, "uri": f"sqlite:///{folder.rstrip('/')}/{DEFAULT_CATALOG_FILE}"}
+        if access is None:
+            merged = {"type": SQL, "uri": f"sqlite:///{folder.rstrip('/')}/{DEFAULT_CATALOG_FILE}"}
     kind, uri = merged.pop("type", REST), merged.pop("uri", None)
     if uri is None:
         raise NotReadyError(

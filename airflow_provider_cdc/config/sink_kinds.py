@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from airflow_provider_cdc.config.delta_settings import DELTA_PARTITION_UNITS, check_delta_settings
 
 DELETION_VECTORS, COPY_ON_WRITE = "deletion_vectors", "copy_on_write"
-#: Keys of the sink section that only some kinds have.
-KIND_SETTINGS = frozenset(
+#: The catalog of the tables.
+CATALOG_SETTING = "catalog"
+_DELTA_SETTINGS = frozenset(
     {"conn_id", "deletes", "index_bytes", "partition_by", "table_path", "lower_case", "table_properties", "adopt"}
 )
+#: Keys of the sink section that only some kinds have.
+KIND_SETTINGS = _DELTA_SETTINGS | {CATALOG_SETTING}
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class SinkKind:
     :param settings: those of :data:`KIND_SETTINGS` that it has.
     :param partition_units: parts of dates that ``sink.partition_by`` may name.
     :param check_settings: checks ``sink.path`` and ``sink.table_properties`` by the rules of the kind.
+    :param extra: extra of this package with the libraries that it needs, if they are optional.
     """
 
     sink_class: str
@@ -30,6 +34,7 @@ class SinkKind:
     settings: frozenset[str]
     partition_units: tuple[str, ...] = ()
     check_settings: Callable[[str, object], None] = lambda _path, _table_properties: None
+    extra: str | None = None
 
 
 #: Kinds by ``sink.kind``.
@@ -37,7 +42,7 @@ SINK_KINDS = {
     "delta": SinkKind(
         "airflow_provider_cdc.sinks.delta.sink:DeltaSink",
         (DELETION_VECTORS, COPY_ON_WRITE),
-        KIND_SETTINGS,
+        _DELTA_SETTINGS,
         DELTA_PARTITION_UNITS,
         check_delta_settings,
     ),

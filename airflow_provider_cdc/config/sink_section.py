@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from airflow_provider_cdc.config.catalog_settings import (
+    ICEBERG_CONNECTION,
+    catalog_settings,
+    check_catalog,
+    parse_catalog_connection,
+)
+from airflow_provider_cdc.config.connections import ResolvedConnection
 from airflow_provider_cdc.config.delete_policy import DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import check_patterns, matches_any
-from airflow_provider_cdc.config.sink_kinds import COPY_ON_WRITE, KIND_SETTINGS, SINK_KINDS
+from airflow_provider_cdc.config.sink_kinds import CATALOG_SETTING, COPY_ON_WRITE, KIND_SETTINGS, SINK_KINDS
+from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_access
 from airflow_provider_cdc.config.store_address import StoreAddress
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.model.errors import NotReadyError
@@ -34,7 +42,8 @@ class Sink:
     :param partition_by: maps patterns of tables to partition columns, and parts of dates such as ``{"month":
         "created_at"}``; the first matching pattern counts.
     :param compaction: whether the stream compacts tables while it runs; otherwise only ``airflow-cdc maintain`` does.
-    :param conn_id: Airflow connection of the object store; ``None`` to use the environment of each host.
+    :param conn_id: Airflow connection of the object store, or of the catalog and the object store; ``None`` to use the
+        environment of each host.
     :param table_path: path of a table's folder below ``path``, with ``{database}`` and ``{table}`` for its names.
     :param lower_case: whether names are in lower case there.
     :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
@@ -42,6 +51,7 @@ class Sink:
     :param adopt: whether an existing table of another origin may become the copy; the snapshot replaces its rows.
     :param on_dropped: how the copy of a table is handled that is dropped in the source. ``keep`` leaves it unchanged,
         ``drop`` deletes its rows; or, for some tables, ``{"drop": [patterns]}``.
+    :param catalog: the catalog of the tables, of a kind that has one: its ``type``, ``uri`` and further properties.
     """
 
     path: str
@@ -57,6 +67,7 @@ class Sink:
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
     adopt: bool = False
     on_dropped: str | Mapping[str, Sequence[str]] = field(default=KEEP, hash=False)
+    catalog: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(SINK_KINDS), _PLANNED_KINDS, f"Use {' or '.join(SINK_KINDS)}")
@@ -66,9 +77,12 @@ class Sink:
         address = StoreAddress.parse(path)
         if self.conn_id is not None:
             check_conn_id("sink.conn_id", self.conn_id)
-            if address is None:
+            if address is None and not self.has_catalog:
                 raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
         self._check_settings_of_kind()
+        object.__setattr__(self, "catalog", check_catalog(self.catalog))
+        if self.has_catalog and self.conn_id is None:
+            catalog_settings(self, None)
         self._check_modes("deletes", DELETE_MODES)
         TablePaths(self.table_path, self.lower_case)
         sink_kind = SINK_KINDS[self.kind]
@@ -110,6 +124,23 @@ class Sink:
         if isinstance(value, str):
             return (".*[.].*",) if value == mode else ()
         return tuple(value.get(mode, ()))
+
+    @property
+    def has_catalog(self) -> bool:
+        """Whether the tables are in a catalog."""
+        return CATALOG_SETTING in SINK_KINDS[self.kind].settings
+
+    def parse_connection(self, conn: ResolvedConnection) -> StoreAccess:
+        """Return what the connection in ``conn_id`` specifies: access to the object store, the catalog, or both.
+
+        :raises NotReadyError: if it is not usable with the other settings.
+        """
+        is_catalog = self.has_catalog and conn.conn_type == ICEBERG_CONNECTION
+        access = parse_catalog_connection(conn) if is_catalog else parse_store_access(conn)
+        access.check_path(self.path)
+        if self.has_catalog:
+            catalog_settings(self, access)
+        return access
 
     @property
     def delete_policy(self) -> DeletePolicy:

@@ -18,7 +18,7 @@ from airflow_provider_cdc.config.connections import (
     resolve_connection,
     spark_master_and_conf,
 )
-from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_access
+from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
@@ -107,9 +107,8 @@ class RunContext:
         master, conf = (
             spark_master_and_conf(find_connection(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
         )
-        access = parse_store_access(find_connection(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
-        if access is not None:
-            access.check_path(pipeline.sink.path)
+        sink = pipeline.sink
+        access = sink.parse_connection(find_connection(sink.conn_id)) if sink.conn_id else None
         return cls(pipeline, args, url, reporter or SilentReporter(), (master, {**conf, **spark.conf}), access=access)
 
     @property

@@ -17,11 +17,14 @@ from airflow_provider_cdc.config.catalog_settings import (
     parse_catalog_connection,
 )
 from airflow_provider_cdc.config.connections import ResolvedConnection
+from airflow_provider_cdc.config.sink_kinds import SINK_KINDS
+from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.sinks.iceberg.catalogs.open_catalog import open_catalog
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.spark.tasks import SecretFreePickler
+from tests.support.plain_sink import LISTED_KIND
 
 URI = "https://catalog.example.com/ws"
 SECRET = "top-secret"
@@ -214,6 +217,31 @@ def test_a_catalog_without_encryption_is_a_risk() -> None:
         access = parse_catalog_connection(connection(uri))
         assert bool(access.risk and "nothing is encrypted" in access.risk) == is_risk
     assert StoreAccess("s3", "x").risk is None
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SINK_KINDS, "listed", LISTED_KIND)
+
+
+def test_a_sink_with_a_catalog(listed: None) -> None:
+    assert Sink("/lake", kind="listed").catalog == {}
+    assert Sink("/lake", kind="listed", catalog={"type": "rest", "uri": URI}).has_catalog
+    with pytest.raises(NotReadyError, match="sink.path is in an object store, and there is no catalog"):
+        Sink("s3://bucket/lake", kind="listed")
+    with pytest.raises(NotReadyError, match="sink.catalog.token belongs in a connection"):
+        Sink("/lake", kind="listed", catalog={"uri": URI, "token": SECRET})
+    in_folder = Sink("/lake", kind="listed", conn_id="lake")
+    assert in_folder.parse_connection(connection()).catalog == (("uri", URI),)
+    with pytest.raises(NotReadyError, match="the catalog has no uri"):
+        in_folder.parse_connection(connection(None))
+    with pytest.raises(NotReadyError, match="connection lake is not for the store that sink.path names"):
+        in_folder.parse_connection(connection(None, conn_type="aws"))
+    in_store = Sink("s3://bucket/lake", kind="listed", conn_id="lake", catalog={"type": "rest", "uri": URI})
+    keys = {"login": "AKIA", "password": SECRET}
+    assert in_store.parse_connection(connection(None, conn_type="aws", **keys)).aws_keys == ("AKIA", SECRET, None)
+    with pytest.raises(NotReadyError, match="connection lake is of type iceberg"):
+        Sink("s3://bucket/lake", conn_id="lake").parse_connection(connection())
 
 
 def test_a_library_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

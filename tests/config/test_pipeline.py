@@ -77,6 +77,7 @@ FULL: dict[str, Any] = {
         },
         "adopt": False,
         "on_dropped": "keep",
+        "catalog": {},
     },
     "state": {"conn_id": "cdc_state"},
     "spark": {"conn_id": None, "master": "local[4]", "conf": {"spark.executor.memory": "4g"}},
@@ -296,6 +297,10 @@ def test_empty_sections_have_their_defaults() -> None:
         (
             changed("sink.table_properties", {"delta.setTransactionRetentionDuration": "interval 1 days"}),
             "delta.setTransactionRetentionDuration cannot be set: the transactions that mark applied",
+        ),
+        (
+            changed("sink.catalog", {"type": "rest"}),
+            "sink.catalog is set, and a sink of kind delta has no such setting",
         ),
         (changed("sink.index_bytes", 1000), "sink.index_bytes is 1000"),
         (changed("sink.partition_by", ["a"]), "sink.partition_by is ['a']. It must be a mapping of patterns"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline, Sink, sink_kinds
+from airflow_provider_cdc.config.sink_kinds import SINK_KINDS, SinkKind
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.preflight.run import run_preflight
@@ -148,6 +150,17 @@ def test_kinds_that_are_not_known(kind: str) -> None:
     value = {"name": "p", "source": {"conn_id": "c", "tables": ["d.t"]}, "sink": {"path": "/x", "kind": kind}}
     with pytest.raises(NotReadyError, match="delta"):
         Pipeline.from_yaml(yaml.safe_dump(value))
+
+
+def test_a_sink_whose_library_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "airflow_provider_cdc.sinks.iceberg.format.avro_files"
+    kind = SinkKind(f"{module}:read_records", ("copy_on_write",), frozenset(), extra="iceberg")
+    monkeypatch.setitem(SINK_KINDS, "optional", kind)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(NotReadyError, match="a sink of kind optional needs fastavro, which is not installed") as error:
+        open_sink(Sink("/x", kind="optional"), "p")
+    assert error.value.remedy == 'Run on every host: pip install "airflow-provider-cdc[iceberg]"'
 
 
 @pytest.mark.parametrize("merge", [None, "copy_on_write"])

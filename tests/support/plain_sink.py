@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, HARD, SOFT, DeletePolicy
-from airflow_provider_cdc.config.sink_kinds import COPY_ON_WRITE, SinkKind
+from airflow_provider_cdc.config.sink_kinds import CATALOG_SETTING, COPY_ON_WRITE, SinkKind
 from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
@@ -46,6 +46,8 @@ from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write
 State = dict[str, Any]
 #: Both write the table anew in each commit: they have no deletion vectors.
 PLAIN_KIND = SinkKind(f"{__name__}:PlainSink", (COPY_ON_WRITE,), frozenset({"deletes"}))
+#: The same sink, whose tables are in a catalog.
+LISTED_KIND = SinkKind(f"{__name__}:PlainSink", (COPY_ON_WRITE,), frozenset({"conn_id", CATALOG_SETTING}))
 NARROW_KIND = SinkKind(f"{__name__}:NarrowSink", (COPY_ON_WRITE,), frozenset())
 
 
