@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 import pyarrow as pa
 
+from airflow_provider_cdc.config.catalog_settings import CatalogSettings, catalog_settings
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import matches_any
+from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
 from airflow_provider_cdc.config.table_properties import NO_PROPERTIES, TableProperties
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.iceberg.catalogs.open_catalog import open_catalog
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, TableIdentifier
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import NEW_TABLE_SCHEMA_ID
 from airflow_provider_cdc.sinks.iceberg.resume_point import IcebergResumePoint
@@ -46,7 +48,7 @@ class IcebergSink:
 
     :param path: ``sink.path``.
     :param pipeline: name of the pipeline.
-    :param open_catalog: opens the catalog; picklable, hashable, and equal if it opens the same one.
+    :param catalog: the catalog of the tables.
     :param copy_on_write_tables: patterns ``database.table`` of the tables that use copy-on-write.
     :param index_bytes: memory limit in bytes of the key index of each table.
     :param access: settings and credentials for the object store of ``path``.
@@ -59,7 +61,7 @@ class IcebergSink:
 
     path: str
     pipeline: str
-    open_catalog: Callable[[], Catalog]
+    catalog: CatalogSettings
     copy_on_write_tables: tuple[str, ...] = ()
     index_bytes: int = TableOptions.index_bytes
     access: StoreAccess | None = None
@@ -69,6 +71,23 @@ class IcebergSink:
     adopt: bool = False
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
+
+    @classmethod
+    def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> IcebergSink:
+        """Make the sink of a pipeline; see :func:`~airflow_provider_cdc.sinks.registry.open_sink`."""
+        return cls(
+            settings.path,
+            pipeline,
+            catalog_settings(settings, access),
+            settings.copy_on_write_tables,
+            settings.index_bytes,
+            access,
+            settings.delete_policy,
+            settings.table_paths,
+            TableProperties.parse(settings.table_properties),
+            settings.adopt,
+            settings.partition_fields,
+        )
 
     def table(self, table: TableSchema) -> IcebergSinkTable:
         """Return the Iceberg table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""
@@ -133,7 +152,7 @@ class IcebergSink:
         return replace(self._format(table), file_schema_lookup=lookup)
 
     def _catalog(self) -> Catalog:
-        return _open_once(self.open_catalog)
+        return _open_once(self.catalog)
 
     def _table_storage(self, table: TableSchema) -> Storage:
         return self._storage.subfolder(self._layout.table_folder(table))
@@ -152,7 +171,7 @@ class _ThreadState(threading.local):
 
     def __init__(self) -> None:
         self.process_id = os.getpid()
-        self.catalogs = dict[Callable[[], Catalog], Catalog]()
+        self.catalogs = dict[CatalogSettings, Catalog]()
 
 
 _opened = _ThreadState()
@@ -160,12 +179,12 @@ _opened = _ThreadState()
 _file_schemas = dict[tuple[IcebergSink, str, str, str], tuple[float, pa.Schema]]()
 
 
-def _open_once(open_catalog: Callable[[], Catalog]) -> Catalog:
+def _open_once(settings: CatalogSettings) -> Catalog:
     if _opened.process_id != os.getpid():
         _opened.process_id, _opened.catalogs = os.getpid(), {}
-    catalog = _opened.catalogs.get(open_catalog)
+    catalog = _opened.catalogs.get(settings)
     if catalog is None:
-        catalog = _opened.catalogs[open_catalog] = open_catalog()
+        catalog = _opened.catalogs[settings] = open_catalog(settings)
     return catalog
 
 

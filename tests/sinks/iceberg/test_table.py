@@ -39,13 +39,13 @@ from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices, Upsert
 from tests.sinks.conformance import INT, KEYED, TEXT, nullable
 from tests.support.iceberg import read_with_duckdb, read_with_pyiceberg
 from tests.support.iceberg_catalogs import CatalogFolderTable
-from tests.support.iceberg_sink import SqliteCatalog, metadata_file
+from tests.support.iceberg_sink import catalog_file, catalog_of, loaded_table, metadata_file
 
 FENCE = Fence("epoch", 1)
 
 
 def open_sink(folder: Path, **options: Any) -> IcebergSink:
-    return IcebergSink(str(folder), "p", SqliteCatalog(str(folder / "catalog.db")), **options)
+    return IcebergSink(str(folder), "p", catalog_file(folder), **options)
 
 
 def make_table(folder: Path, table: TableSchema = KEYED, **options: Any) -> IcebergSinkTable:
@@ -74,10 +74,7 @@ def held(target: IcebergSinkTable) -> dict[int, int]:
 
 def other_writer(target: IcebergSinkTable) -> CatalogFolderTable:
     """Somebody else who writes to the table, at its newest version."""
-    catalog = SqliteCatalog(str(Path(target.storage.location()).parents[1] / "catalog.db"))()
-    table = catalog.load_table(target.identifier)
-    assert table is not None
-    return CatalogFolderTable.of(catalog, table, target.identifier)
+    return CatalogFolderTable.of(catalog_of(target), loaded_table(target), target.identifier)
 
 
 # ---------------------------------------------------------------- other writers
@@ -121,7 +118,7 @@ def test_a_branch_that_was_rolled_back_stops_the_table(tmp_path: Path) -> None:
 def test_a_table_that_was_replaced_stops(tmp_path: Path) -> None:
     target = make_table(tmp_path)
     upsert(target, 1, 1)
-    catalog = SqliteCatalog(str(tmp_path / "catalog.db"))()
+    catalog = catalog_of(target)
     catalog.drop_table(target.identifier)
     make_table(tmp_path)
     with pytest.raises(TerminalError, match="replaced by another one"):
@@ -494,7 +491,7 @@ def test_files_have_field_ids(tmp_path: Path) -> None:
 
 def test_a_table_of_others_is_adopted(tmp_path: Path) -> None:
     """One that pyiceberg has made, of version 2: it is not upgraded, and its rows go."""
-    catalog = PyicebergCatalog("iceberg", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    catalog = PyicebergCatalog("iceberg", uri=f"sqlite:///{tmp_path}/iceberg_catalog.db", warehouse=tmp_path.as_uri())
     catalog.create_namespace("shop")
     columns = pa.schema([pa.field("v.w", pa.string()), pa.field("id", pa.int32(), nullable=False)])
     theirs = catalog.create_table("shop.orders", columns, f"file://{tmp_path}/shop/orders")
