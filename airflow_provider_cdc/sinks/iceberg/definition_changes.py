@@ -76,7 +76,7 @@ def alter_updates(
             f"the {log.name} has other columns than {old_table.label} had before its definition changed",
             f"Other software has altered it. {_FRESH_PATH_REMEDY}",
         )
-    if [*old_table.key] != [*table_format.key_columns]:
+    if old_table.key != table_format.key_columns:
         raise TerminalError(
             f"the {log.name} cannot follow the change of the definition of {old_table.label}: its key was "
             f"({', '.join(old_table.key)}) and is now ({', '.join(table_format.key_columns)})",

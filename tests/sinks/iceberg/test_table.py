@@ -172,6 +172,28 @@ def test_a_version_that_lacks_vectors_is_refused_by_name(tmp_path: Path) -> None
 # ---------------------------------------------------------------- responses that are lost
 
 
+def test_what_a_commit_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markers alone are no less compared than rows: each makes a snapshot, on the one that it was decided on."""
+    target, real = make_table(tmp_path), SqlCatalog.commit_table
+    commits: list[tuple[set[str], list[str]]] = []
+
+    def commit_table(*arguments: Any) -> Any:
+        *_, requirements, updates = arguments
+        commits.append(({r["type"] for r in requirements}, [u["action"] for u in updates]))
+        return real(*arguments)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    target.raise_fence(FENCE)
+    upsert(target, 1, 1)
+    assert open_sink(tmp_path).table(KEYED.replace(columns=(INT,))).alter(KEYED, {"ddl": 1}, FENCE)
+    always = {"assert-table-uuid", "assert-ref-snapshot-id"}
+    of_rows = {"assert-current-schema-id", "assert-default-spec-id"}
+    of_definitions = {"assert-last-assigned-field-id", "assert-last-assigned-partition-id"}
+    assert [required for required, _ in commits] == [always, always | of_rows, always | of_rows | of_definitions]
+    for _, actions in commits:
+        assert {"add-snapshot", "set-snapshot-ref", "set-properties"} <= {*actions}
+
+
 @pytest.mark.parametrize("outcome", [CommitOutcome.UNKNOWN, CommitOutcome.CONFLICT])
 def test_a_commit_whose_response_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: CommitOutcome
@@ -327,6 +349,8 @@ def test_a_warm_log_is_as_a_cold_one(tmp_path: Path) -> None:
         }
         assert all(warm.dead_rows(path) == cold.dead_rows(path) for path in cold.files)
         assert warm.manifests.keys() == cold.manifests.keys() and warm.markers == cold.markers
+        vectors = [e for m in cold.manifests.values() if not m.is_data for e in m.entries]
+        assert len(vectors) == sum(f.vector is not None for f in cold.files.values()), "one for each file"
     target._log.cross_check_files()
 
 
@@ -460,6 +484,29 @@ def test_columns_change_without_another_file(tmp_path: Path) -> None:
         found = Counter((row["id"], row["new"], row["x"], row[SEQ_COLUMN]) for row in read.to_pylist())
         assert found == Counter([(1, None, 0.5, 1), (2, None, 1.0, 9), (3, None, 1.5, 3), (2**40, 7, 0.1, 9)])
         assert "n" not in read.column_names
+
+
+def test_files_from_before_a_column_came_back(tmp_path: Path) -> None:
+    """It has another field id now, by which no reader would find their values."""
+    target = make_table(tmp_path)
+    waiting = target.stage("1/0/1/slice", [rows((1, "a", 1, "r"))])
+    less = KEYED.replace(columns=(INT,))
+    assert open_sink(tmp_path).table(less).alter(KEYED, {"ddl": 1}, FENCE)
+    again = open_sink(tmp_path).table(KEYED)
+    assert again.alter(less, {"ddl": 2}, FENCE)
+    with pytest.raises(TransientError, match="was written with schema 0 of the Iceberg table"):
+        again.commit(lambda _: PublishSlices([waiting]), {}, FENCE)
+    files = [again.stage("1/0/2/slice", [rows((1, "a", 1, "r"))])]
+    assert again.commit(lambda _: PublishSlices(files), {}, FENCE) and held(again) == {1: 1}
+
+
+def test_files_elsewhere_are_refused(tmp_path: Path) -> None:
+    target = make_table(tmp_path)
+    upsert(target, 1, 1)
+    other = other_writer(target)
+    other.commit([ContentFile(f"{tmp_path.as_uri()}/elsewhere.parquet", 1, 10)])
+    with pytest.raises(TerminalError, match="has a file outside of its folder"):
+        upsert(target, 2, 2)
 
 
 def test_files_have_field_ids(tmp_path: Path) -> None:
