@@ -47,7 +47,7 @@ def compile_for_workers(report_line: Callable[[str], None]) -> None:
     report_line("compiling machine code, once per machine")
     for module in WORKER_MODULES:
         # What goes wrong is reported by the worker that needs the code.
-        command = [sys.executable, "-P", "-c", f"import airflow_provider_cdc.{module}"]
+        command = [sys.executable, "-Pc", f"import airflow_provider_cdc.{module}"]
         start_in_thread(partial(subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True))
 
 
