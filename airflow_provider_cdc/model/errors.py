@@ -291,3 +291,14 @@ def extract_error(text: str) -> CdcError | None:
 
 
 ERROR_CLASSES[CdcError.__name__] = CdcError
+
+
+def mysql_error_text(error: BaseException) -> str:
+    """Return what an error of the driver says, such as ``MySQL error 2003: Can't connect to MySQL server on 'db'``.
+
+    :param error: its ``args`` are the number and the text of the error, or only a text.
+    """
+    has_number = bool(error.args) and isinstance(error.args[0], int)
+    texts = error.args[1:] if has_number else error.args
+    text = str(texts[0] if texts else "") or type(error).__name__
+    return f"MySQL error {error.args[0]}: {text}" if has_number and error.args[0] else text

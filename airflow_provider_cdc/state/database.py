@@ -13,8 +13,7 @@ from sqlalchemy import URL, Connection, CursorResult, Engine, Select, exc, func,
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.config.connections import scrub_secrets
-from airflow_provider_cdc.model.errors import NotReadyError, TransientError
-from airflow_provider_cdc.mysql.client.error_text import mysql_error_text
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError, mysql_error_text
 from airflow_provider_cdc.state.engine import make_engine
 from airflow_provider_cdc.system.permissions import FILE_MODE, remove_others_access
 

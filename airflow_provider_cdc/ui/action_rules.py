@@ -16,10 +16,10 @@ from airflow_provider_cdc.snapshot.task_groups import format_numbers
 from airflow_provider_cdc.state.models import PUBLISHED_STATES, EpochRow, TableStateRow
 from airflow_provider_cdc.state.reader import StateDatabaseReader
 from airflow_provider_cdc.ui import task_instances
-from airflow_provider_cdc.ui.declared_tasks import STREAM_OPERATOR, DeclaredTask
+from airflow_provider_cdc.ui.declared_tasks import SNAPSHOT_OPERATOR, STREAM_OPERATOR, DeclaredTask
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
 
-SNAPSHOT_OPERATOR, _VERIFY_OPERATOR = "CdcSnapshotOperator", "CdcVerifyOperator"
+_VERIFY_OPERATOR = "CdcVerifyOperator"
 
 
 class ActionImpossible(Exception):

@@ -24,8 +24,8 @@ from airflow_provider_cdc.sinks.files.layout import LocalFiles
 #: Seconds for which an answer is reused. A new DAG appears after this time at the latest.
 _FRESH_SECONDS = 10.0
 _PACKAGE_PREFIX = "airflow_provider_cdc."
-#: Class of the stream operator.
-STREAM_OPERATOR = "CdcStreamOperator"
+#: Classes of the operators that read chunk groups, and that supervise the stream.
+SNAPSHOT_OPERATOR, STREAM_OPERATOR = "CdcSnapshotOperator", "CdcStreamOperator"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class DeclaredTask:
     :param state_file: the SQLite file that is the state database if there is no ``conn_id``.
     :param dag_has_stream: whether the DAG has a stream, of any pipeline.
     :param file: path of the DAG file on the host of the DAG processor.
+    :param dag_is_paused: whether the DAG is paused, so that none of its tasks begins.
     """
 
     dag_id: str
@@ -57,6 +58,7 @@ class DeclaredTask:
     state_file: str | None = None
     dag_has_stream: bool = False
     file: str | None = None
+    dag_is_paused: bool = False
 
     @property
     def is_templated(self) -> bool:
@@ -94,19 +96,20 @@ class DeclaredTasks:
         newest = select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
         top = newest.group_by(DagVersion.dag_id).subquery()
         query = (
-            select(Kept.dag_id, Kept.id, Kept.dag_hash, DagModel.fileloc)
+            select(Kept.dag_id, Kept.id, Kept.dag_hash, DagModel.fileloc, DagModel.is_paused)
             .join(DagVersion, DagVersion.id == Kept.dag_version_id)
             .join(top, (top.c.dag_id == DagVersion.dag_id) & (top.c.number == DagVersion.version_number))
             .join(DagModel, DagModel.dag_id == Kept.dag_id)
             .where(DagModel.is_stale.is_(False))
         )
-        now = {dag: (key, digest, file) for dag, key, digest, file in session.execute(query)}
+        now = {dag: tuple(version) for dag, *version in session.execute(query)}
         self._dags = {dag: cached for dag, cached in self._dags.items() if cached[0] == now.get(dag)}
         for dag, version in now.items():
             if dag not in self._dags:
                 row = session.get(Kept, version[0])
                 tasks = _find_own_tasks(dag, row.data if row is not None else None)
-                self._dags[dag] = version, tuple(replace(task, file=version[2]) for task in tasks)
+                place = {"file": version[2], "dag_is_paused": version[3]}
+                self._dags[dag] = version, tuple(replace(task, **place) for task in tasks)
 
 
 def _find_own_tasks(dag: str, data: Mapping[str, Any] | None) -> Iterator[DeclaredTask]:

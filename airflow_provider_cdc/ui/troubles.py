@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from airflow_provider_cdc.model.errors import REQUESTED, PurgedError
 from airflow_provider_cdc.state.event_kinds import event_label
 from airflow_provider_cdc.state.reader import PipelineOverview
+from airflow_provider_cdc.ui.declared_tasks import SNAPSHOT_OPERATOR, STREAM_OPERATOR, DeclaredTask
 
 #: Severity levels of pipelines and tables, most severe first. The page has a color for each.
 FAILED, WARNING, WORKING, IDLE = LEVELS = ("failed", "warning", "working", "idle")
@@ -169,6 +170,25 @@ def _event_troubles(overview: PipelineOverview) -> list[Trouble]:
     level = FAILED if any(one.newest.level == FAILED for one in open_events) else WARNING
     about = {"view": "timeline", "attention": True}
     return [Trouble(OPEN_EVENTS, level, text, about, newest.at, error=newest.detail, remedy=newest.remedy)]
+
+
+def find_paused_dags(phase: str, tasks: Iterable[DeclaredTask]) -> list[Trouble]:
+    """Return a trouble for each paused DAG that has a part of the work of a pipeline.
+
+    :param phase: its phase.
+    :param tasks: its tasks that the user may see.
+    """
+    if phase in ("stopping", "stopped", "caught_up"):
+        return []
+    kind = SNAPSHOT_OPERATOR if phase in ("planning", "snapshot") else STREAM_OPERATOR
+    paused = dict.fromkeys(one.dag_id for one in tasks if one.dag_is_paused and one.operator_name == kind)
+    effect = (
+        "its stream continues, but is not restarted when it ends" if phase == "streaming" else "no task of it begins"
+    )
+    return [
+        Trouble("dag_paused", WARNING, f"DAG {dag} is paused: {effect}", {"dag": dag}, remedy="Unpause it in Airflow")
+        for dag in paused
+    ]
 
 
 def _source_troubles(overview: PipelineOverview, phase: str, now: datetime) -> list[Trouble]:

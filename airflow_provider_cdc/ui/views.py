@@ -33,6 +33,7 @@ from airflow_provider_cdc.ui.troubles import (
     LEVELS,
     OPEN_EVENTS,
     Trouble,
+    find_paused_dags,
     find_troubles,
     pipeline_level,
     pipeline_phase,
@@ -118,6 +119,8 @@ class PipelineViews:
         """
         overview, now = self.shown.overview, datetime.now(UTC)
         troubles = find_troubles(overview, self.phase, len(self.lost_groups), now)
+        readable = [one for one in self.shown.tasks if one.dag_id in self.names.readable]
+        troubles = [*find_paused_dags(self.phase, readable), *troubles]
         level = pipeline_level(self.phase, troubles)
         views = [self._view_trouble(one) for one in troubles if not (with_tables and one.code == OPEN_EVENTS)]
         if with_tables and any(one.code in ("tables_suspended", "tables_unequal") for one in troubles):

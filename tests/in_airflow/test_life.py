@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from airflow_provider_cdc.state import StateDatabase
@@ -187,3 +188,36 @@ def test_a_triggerer_that_does_not_see_the_bookkeeping(site: Site) -> None:
         elsewhere.session.end()
         site.airflow.process("triggerer").restart()
         site.airflow.wait_ready()
+
+
+@pytest.mark.long
+def test_a_paused_dag(site: Site) -> None:
+    """The stream goes on. When its driver dies, it is not started again before the DAG is unpaused."""
+    dag, task, name, client = "shared", "shared.stream", "shared", site.client
+
+    def troubles() -> list[str]:
+        lines = httpx.get(f"{site.airflow.url}/cdc/api/pipelines", timeout=60).json()["pipelines"]
+        [line] = [line for line in lines if line["name"] == name]
+        return [one["text"] for one in line["troubles"]]
+
+    with site.written("customer"):
+        run = client.trigger(dag)
+        client.wait_state(dag, run, task, "deferred")
+        site.wait("a stream", lambda: site.stream(name).state == "running")
+        epoch = site.stream(name).epoch
+        site.wait_batch(name, epoch)
+        client.pause(dag)
+        paused = f"DAG {dag} is paused"
+        site.wait("the page", lambda: any(text.startswith(f"{paused}: its stream continues") for text in troubles()))
+        site.wait_batch(name, epoch)
+        kill_session(site.stream(name).pid)
+        site.wait("the page", lambda: f"{paused}: no task of it begins" in troubles())
+        time.sleep(20)
+        assert site.stream(name).epoch == epoch
+        assert client.task_instance(dag, run, task).state == "scheduled"
+        client.unpause(dag)
+        site.wait_epoch(name, epoch)
+        site.wait("the page", lambda: not any(text.startswith(paused) for text in troubles()))
+    client.wait_state(dag, run, task, "deferred")
+    site.stop(name)
+    client.wait_run(dag, run)

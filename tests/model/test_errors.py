@@ -68,3 +68,18 @@ def test_what_is_not_known() -> None:
     assert type(found) is UnexpectedError and str(found) == "m. r"
     with pytest.raises(TypeError, match="TransientError has no field 'column'"):
         TransientError("m", column="c")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ((1045, "Access denied for user 'u'"), "MySQL error 1045: Access denied for user 'u'"),
+        ((2013,), "MySQL error 2013: RuntimeError"),
+        ((0, "the connection is closed"), "the connection is closed"),
+        ((0, ""), "RuntimeError"),
+        (("Packet sequence number wrong",), "Packet sequence number wrong"),
+        ((), "RuntimeError"),
+    ],
+)
+def test_texts_of_mysql(args: tuple[object, ...], text: str) -> None:
+    assert exceptions.mysql_error_text(RuntimeError(*args)) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from airflow_provider_cdc.model.errors import REQUESTED
 from airflow_provider_cdc.state import TableStatus, utc_now
 from airflow_provider_cdc.state.models import EpochRow
 from airflow_provider_cdc.state.reader import StateDatabaseReader
-from airflow_provider_cdc.ui.troubles import Trouble, find_troubles, pipeline_level, pipeline_phase
+from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
+from airflow_provider_cdc.ui.troubles import Trouble, find_paused_dags, find_troubles, pipeline_level, pipeline_phase
 from tests.ui import books
 
 
@@ -141,6 +143,25 @@ def test_events_that_need_attention(reader: StateDatabaseReader) -> None:
     for event in reader.last_events("p", 2):
         assert reader.acknowledge_event("p", event.id, "ann")
     assert judged(reader, utc_now())[1:] == ("working", [])
+
+
+@pytest.mark.parametrize(
+    ("phase", "text"),
+    [
+        ("snapshot", "DAG reads is paused: no task of it begins"),
+        ("streaming", "DAG follows is paused: its stream continues, but is not restarted when it ends"),
+        ("lost", "DAG follows is paused: no task of it begins"),
+        ("stopped", None),
+    ],
+)
+def test_a_paused_dag(phase: str, text: str | None) -> None:
+    """Only the DAG with the task that the pipeline needs now."""
+    reads = DeclaredTask("reads", "r", "CdcSnapshotOperator", False, None, None, "p", dag_is_paused=True)
+    follows = replace(reads, dag_id="follows", operator_name="CdcStreamOperator")
+    runs = replace(follows, dag_id="runs", dag_is_paused=False)
+    verifies = replace(reads, dag_id="verifies", operator_name="CdcVerifyOperator")
+    found = find_paused_dags(phase, [reads, follows, runs, verifies])
+    assert [one.text for one in found] == ([] if text is None else [text])
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from airflow_provider_cdc.model.errors import (
     TerminalError,
     TransientError,
     UnlistedError,
+    mysql_error_text,
 )
-from airflow_provider_cdc.mysql.client.error_text import mysql_error_text
 from airflow_provider_cdc.mysql.client.verified_connection import VerifiedConnection, describe_address
 
 #: Keyword arguments of :class:`VerifiedConnection`. They contain the password, so never print them.

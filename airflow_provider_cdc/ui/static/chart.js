@@ -139,7 +139,7 @@ export class Chart {
 /** A small line without axes. values: numbers or nulls at equal distances, the oldest first. */
 export function sparkline(values, label, wide = 96, high = 24) {
   const known = (values ?? []).filter((v) => v !== null);
-  if (!known.length) return h("span", { class: "dim" }, "–");
+  if (!known.length) return "–";
   const top = Math.max(...known) || 1;
   const x = (n) => 2 + ((wide - 4) * n) / Math.max(values.length - 1, 1), y = (v) => high - 2 - ((high - 4) * v) / top;
   const drawn = line(values.map((v, n) => [n, v]), 1, 1, x, y);

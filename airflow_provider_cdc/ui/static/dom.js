@@ -95,7 +95,7 @@ export function table(label, columns, rows, name, sorting) {
     h("tbody", null, rows.map((row) => h("tr", { "data-key": name?.(row) },
       columns.map(([words, cell, how], at) => {
         const content = cell(row), isUnknown = content === "–";
-        return h("td", { class: [cls(how), isUnknown && "none"].filter(Boolean).join(" ") || null, "data-label": at > 0 && words ? words : null }, content);
+        return h("td", { class: [cls(how), isUnknown && "none"].filter(Boolean).join(" ") || null, "data-label": words && (at > 0 || typeof content === "string") ? words : null }, content);
       })))));
 }
 

@@ -30,11 +30,11 @@ function since(p) {
 
 function status(p) {
   const copied = p.chunks && ["snapshot", "planning"].includes(p.phase) ? ` ${percent(p.chunks.done, p.chunks.total)} %` : "";
-  return [h("span", { class: phaseLevel(p) }, (PHASES[p.phase] ?? p.phase) + copied), h("small", { class: "line" }, since(p)),
-    p.phase === "not_run_yet" && h("small", { class: "line" }, prose(p.hint ?? "Run its DAG to begin."))];
+  return [h("span", { class: phaseLevel(p) }, (PHASES[p.phase] ?? p.phase) + copied), h("small", { class: "line" }, since(p))];
 }
 
 function problems(p) {
+  if (p.phase === "not_run_yet") return h("small", null, prose(p.hint ?? "Run its DAG to begin"), ".");
   if (!p.troubles.length) return null;
   return h("ul", { class: "problems" },
     p.troubles.map((one) => {

@@ -1,7 +1,7 @@
 // What is wrong, since when, and what to do about it.
 
 import { offer } from "./acts.js";
-import { h, named, prose } from "./dom.js";
+import { airflow, h, named, prose } from "./dom.js";
 import { ago, lasting, many, until } from "./format.js";
 import { placeOf, tableAddress } from "./links.js";
 
@@ -64,7 +64,7 @@ export function troubleView(p, trouble, event) {
         h("strong", null, prose(sentence(trouble.text))),
         (trouble.since || trouble.by) && h("small", null, trouble.since && [" for ", lasting(trouble.since)], trouble.by && `, by ${trouble.by}`),
         trouble.due_at && h("small", null, " in ", until(trouble.due_at))),
-      h("span", { class: "acts" }, buttons(p, trouble), event && p.may_act && acknowledge(event), !NO_PLACE.has(place) && h("a", { class: "button", href: place }, "Show"))),
+      h("span", { class: "acts" }, buttons(p, trouble), event && p.may_act && acknowledge(event), trouble.about?.dag ? airflow(`dags/${encodeURIComponent(trouble.about.dag)}`, "Open in Airflow") : !NO_PLACE.has(place) && h("a", { class: "button", href: place }, "Show"))),
     trouble.error && h("p", { class: "error" }, prose(trouble.error)),
     trouble.remedy && h("p", { class: "remedy" }, h("b", null, "What to do: "), prose(trouble.remedy)),
     hindrances(p, trouble));
@@ -105,11 +105,13 @@ const isSame = (trouble, event) => event.level === "failed" && (trouble.about?.t
 /** Actions on the whole pipeline that stand beside a trouble, and need not stand anywhere else. */
 export const actsOfTroubles = (p) => new Set(distinctTroubles(p).filter((one) => !isAboutOne(one)).flatMap((one) => one.acts ?? []));
 
+const byLevel = (a, b) => (a.level !== "failed") - (b.level !== "failed");
+
 /** Troubles, the event beside each, and the other events. One that began a trouble which lasts is acknowledged there. */
 function problemsOf(p) {
   const all = p.events?.newest ?? [], troubles = distinctTroubles(p);
   const beside = new Map(troubles.map((one) => [one, all.find((event) => isSame(one, event))]));
-  return { troubles, beside, events: all.filter((event) => ![...beside.values()].includes(event)) };
+  return { troubles, beside, events: all.filter((event) => ![...beside.values()].includes(event)).sort(byLevel) };
 }
 
 /** All that is wrong with a pipeline, the worst first, or nothing. */

@@ -12,8 +12,8 @@ from airflow_provider_cdc.model.errors import (
     TerminalError,
     TornFileError,
     TransientError,
+    mysql_error_text,
 )
-from airflow_provider_cdc.mysql.client.error_text import mysql_error_text
 from airflow_provider_cdc.mysql.client.session import ACCESS_DENIED_CODES
 
 _ER_SOURCE_FATAL = 1236
