@@ -98,8 +98,9 @@ class Mutation:
 
 @cache
 def _sources() -> dict[str, str]:
-    """The text of each file of the package."""
-    return {str(file.relative_to(ROOT)): file.read_text() for file in sorted((ROOT / _PACKAGE).rglob("*.py"))}
+    """The text of each file of the package, and of what the page is made of."""
+    files = [file for file in (ROOT / _PACKAGE).rglob("*.*") if file.suffix in (".py", ".js", ".css")]
+    return {str(file.relative_to(ROOT)): file.read_text() for file in sorted(files)}
 
 
 def read(path: Path) -> list[Mutation]:
