@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_provider_cdc.config.delta_settings import DELTA_PARTITION_UNITS, check_delta_settings
+from airflow_provider_cdc.config.iceberg_settings import ICEBERG_PARTITION_UNITS, check_iceberg_settings
 
 DELETION_VECTORS, COPY_ON_WRITE = "deletion_vectors", "copy_on_write"
 #: The catalog of the tables.
@@ -45,5 +46,13 @@ SINK_KINDS = {
         _DELTA_SETTINGS,
         DELTA_PARTITION_UNITS,
         check_delta_settings,
+    ),
+    "iceberg": SinkKind(
+        "airflow_provider_cdc.sinks.iceberg.sink:IcebergSink",
+        (DELETION_VECTORS, COPY_ON_WRITE),
+        KIND_SETTINGS,
+        ICEBERG_PARTITION_UNITS,
+        check_iceberg_settings,
+        "iceberg",
     ),
 }

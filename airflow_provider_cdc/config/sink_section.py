@@ -22,7 +22,7 @@ from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePa
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
-_PLANNED_KINDS = ("iceberg", "jdbc", "kafka", "changelog")
+_PLANNED_KINDS = ("jdbc", "kafka", "changelog")
 #: ``on_dropped``: the copy of a dropped table is left unchanged; or its rows are deleted.
 KEEP, DROP = "keep", "drop"
 
@@ -33,7 +33,7 @@ class Sink:
 
     :param path: absolute path of a folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``,
         ``az://``). Each table has a folder: ``<path>/<database>/<table>``.
-    :param kind: ``delta``; one of :data:`airflow_provider_cdc.config.sink_kinds.SINK_KINDS`.
+    :param kind: ``delta`` or ``iceberg``; one of :data:`airflow_provider_cdc.config.sink_kinds.SINK_KINDS`.
     :param deletes: how rows are handled that are deleted in the source. ``hard`` deletes them, ``soft`` keeps and marks
         them, ``ignore`` keeps them unchanged; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
     :param merge: how replaced or deleted rows are removed: ``deletion_vectors`` or ``copy_on_write``; or, for some

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from airflow_provider_cdc.model.errors import AlreadyRunningError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.protocol import HasOwner
+from airflow_provider_cdc.sinks.protocol import HasOwner, Registered
 from airflow_provider_cdc.sinks.storage.storage import Storage
 from airflow_provider_cdc.snapshot.claims import find_active_reader
 from airflow_provider_cdc.state import StateDatabase
@@ -104,11 +104,14 @@ def delete_pipeline(
     """
     storage, layout, plan = context.storage, context.layout, data.plan
     if delete_tables:
+        tables = {table.label: table for table in (plan.tables if plan is not None else ())}
         for folder in data.table_folders:
+            _delete_registered(context.sink.table(tables[folder.table]))
             _delete_folder(storage, folder.name)
             failpoint("forget.after_table")
     elif plan is not None:
         context.sink.change_staging().clear_older_epochs(plan.tables, _ALL_EPOCHS)
+    _delete_registered(context.sink.resume_point())
     _delete_folder(storage, layout.resume_point_folder)
     state_file = f"{layout.pipeline_folder}/{context.local_files.state_database.name}"
     for name, _ in [*storage.list(layout.pipeline_folder)]:
@@ -128,6 +131,12 @@ def delete_pipeline(
 def _measure_folder(storage: Storage, name: str, table: str = "") -> Folder:
     sizes = [size for _, size in storage.list(name)]
     return Folder(name, storage.location(name), len(sizes), sum(sizes), table)
+
+
+def _delete_registered(target: object) -> None:
+    """Delete a table, or the resume point, that something else than its folder knows of."""
+    if isinstance(target, Registered):
+        target.delete()
 
 
 def _delete_folder(storage: Storage, name: str) -> None:

@@ -396,6 +396,17 @@ class HasOwner(Protocol):
         """Return the pipeline that writes to the table, which must exist; ``None`` if no pipeline does."""
 
 
+@runtime_checkable
+class Registered(Protocol):
+    """A table that is registered outside of its folder, such as in a catalog."""
+
+    def delete(self) -> None:
+        """Delete the table with all of its files, and remove it from there. Repeat it if it fails.
+
+        :raises CdcError: if that is not possible now.
+        """
+
+
 class ChangeWriter(Protocol):
     """Writes the changes of one table in a batch range. They are not visible before :meth:`close`."""
 

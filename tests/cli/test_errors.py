@@ -127,7 +127,7 @@ def test_unknown_section_whose_value_stays_unsaid(make: Make) -> None:
         ({"snapshot": {"chunk_rows": "many"}}, ("snapshot.chunk_rows is 'many'",)),
         ({"stream": {"mode": "forever"}}, ("stream.mode is 'forever'", "continuous, catch_up")),
         ({"sink": {"path": "lake"}}, ("sink.path is 'lake'", "absolute")),
-        ({"sink": {"kind": "iceberg"}}, ("sink.kind: 'iceberg' is not supported yet", "Use delta")),
+        ({"sink": {"kind": "kafka"}}, ("sink.kind: 'kafka' is not supported yet", "Use delta or iceberg")),
         ({"sink": {"deletes": "maybe"}}, ("sink.deletes is 'maybe'", "hard, soft, ignore")),
         ({"stream": {"schema_changes": "try_evolve"}}, ("stream.schema_changes: 'try_evolve' is not supported yet",)),
         ({"source": {"tables": ["("]}}, ("source.tables is '('", "regular expressions")),

@@ -275,7 +275,7 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("stream.start", {"timestamp": "2026-11-21 08:30:00"}), "with its zone, such as 2026-11-21T08:30:00Z"),
         (changed("stream.start", {"timestamp": 1_700_000_000}), "stream.start.timestamp is 1700000000"),
         (changed("stream.start", {"timestamp": date(2026, 11, 21)}), "stream.start.timestamp is datetime.date"),
-        (changed("sink.kind", "iceberg"), "sink.kind: 'iceberg' is not supported yet. Use delta"),
+        (changed("sink.kind", "jdbc"), "sink.kind: 'jdbc' is not supported yet. Use delta or iceberg"),
         (changed("sink.kind", "csv"), "sink.kind is 'csv'. It must be "),
         (changed("sink.deletes", "keep"), "sink.deletes is 'keep'. It must be one of hard, soft, ignore"),
         (changed("sink.deletes", {"hard": ["a.b"]}), "or {soft: [patterns of tables], ignore: [patterns of tables]}"),

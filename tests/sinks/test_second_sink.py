@@ -145,7 +145,7 @@ def test_a_sink_that_cannot_be_read_back(cli: Cli, database: str) -> None:
         verify_tables(cli.context)
 
 
-@pytest.mark.parametrize("kind", ["iceberg", "nothing"])
+@pytest.mark.parametrize("kind", ["changelog", "nothing"])
 def test_kinds_that_are_not_known(kind: str) -> None:
     value = {"name": "p", "source": {"conn_id": "c", "tables": ["d.t"]}, "sink": {"path": "/x", "kind": kind}}
     with pytest.raises(NotReadyError, match="delta"):

@@ -12,5 +12,9 @@ _CLEAN_UP_INTERVAL = 100
 class IcebergResumePoint(LakeResumePoint[IcebergSinkTable]):
     """The resume point of one pipeline."""
 
+    def delete(self) -> None:
+        """Delete the table; see :class:`~airflow_provider_cdc.sinks.protocol.Registered`."""
+        self.sink_table.delete()
+
     def _is_clean_up_due(self) -> bool:
         return self.sink_table.commit_count % _CLEAN_UP_INTERVAL == 0

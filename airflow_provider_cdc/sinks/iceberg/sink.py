@@ -23,6 +23,7 @@ from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.sinks.iceberg.catalogs.open_catalog import open_catalog
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, TableIdentifier
+from airflow_provider_cdc.sinks.iceberg.format.schema import check_column_names
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import NEW_TABLE_SCHEMA_ID
 from airflow_provider_cdc.sinks.iceberg.resume_point import IcebergResumePoint
 from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
@@ -142,6 +143,7 @@ class IcebergSink:
         table_format = IcebergTableFormat.for_table(
             table, [PartitionField(*part) for part in next(matching_fields, ())]
         )
+        check_column_names(table_format.schema.names)
         if self.deletes.mode_of(table) == SOFT:
             return replace(table_format, schema=with_deleted_column(table_format.schema))
         return table_format

@@ -35,6 +35,7 @@ from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
     has_same_columns,
 )
 from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import IcebergLog
+from airflow_provider_cdc.sinks.iceberg.log.retained_files import METADATA_FOLDER
 from airflow_provider_cdc.sinks.iceberg.log.table_location import location_of
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import properties_to_set
 from airflow_provider_cdc.sinks.iceberg.table_format import (
@@ -232,6 +233,16 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         # An object used only for maintenance never commits rows, and would accumulate these keys.
         self._forget_revived_keys()
         vacuum_files(log)
+
+    def delete(self) -> None:
+        """Delete the table; see :class:`~airflow_provider_cdc.sinks.protocol.Registered`.
+
+        While the catalog has the table, the files of its metadata are there, by which it is recognized.
+        """
+        names = [name for name, _ in self.storage.list("") if not name.startswith(f"{METADATA_FOLDER}/")]
+        self.storage.delete(*names)
+        self._open_catalog().drop_table(self.identifier)
+        self.storage.delete_folder(METADATA_FOLDER)
 
     # ------------------------------------------------------------ definition
 

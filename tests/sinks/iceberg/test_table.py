@@ -281,12 +281,15 @@ def test_snapshots_expire_in_the_commit(tmp_path: Path, monkeypatch: pytest.Monk
 def test_files_of_expired_snapshots_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an hour: what a snapshot needs stays, and what waits to be published."""
     monkeypatch.setattr(commit_encoder, "MAX_SNAPSHOTS", 3)
-    monkeypatch.setattr(compaction, "FANOUT", 2)
+    monkeypatch.setattr(commit_encoder, "MERGED_MANIFESTS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 3)
     target = make_table(tmp_path)
     for seq in range(1, 12):
         upsert(target, seq, seq % 4, seq % 4 + 10)
         if work := target.plan_compactions(purge=seq % 3 == 0):
             target.commit_compactions([(c, c.run()) for c in work])
+    for seq in range(12, 17):  # their files stay, in other manifests
+        upsert(target, seq, 100 + seq)
     expected = held(target)
     waiting = target.stage("1/0/1/slice", [rows((99, "staged", 1, "r"))])
     before = {name for name, _ in target.storage.list("")}
@@ -340,8 +343,9 @@ def test_manifests_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_warm_log_is_as_a_cold_one(tmp_path: Path) -> None:
     """What an own commit leads to in memory is what the files say."""
     target = make_table(tmp_path)
-    for seq in range(1, 6):
-        upsert(target, seq, seq, 1, 2)
+    upsert(target, 1, *range(20))
+    for seq in range(2, 7):
+        upsert(target, seq, seq, seq + 5, 1)
         cold = open_sink(tmp_path).table(KEYED).load_log()
         warm = target._log
         assert {p: (f.entry, f.vector) for p, f in warm.files.items()} == {
