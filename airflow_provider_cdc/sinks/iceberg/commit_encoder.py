@@ -216,7 +216,7 @@ class CommitEncoder:
         )
         return [*untouched, *written]
 
-    def _encode_delete_manifests(self, change: _Change, vectors: Mapping[str, ContentFile]) -> list[LoadedManifest]:
+    def _encode_delete_manifests(self, change: _Change, vectors: dict[str, ContentFile]) -> list[LoadedManifest]:
         """Return the manifests of deletion vectors: one of each partition spec if any vector changes."""
         loaded = [manifest for manifest in self._log.manifests.values() if not manifest.is_data]
         replaced = change.removed | vectors.keys()
@@ -226,7 +226,8 @@ class CommitEncoder:
 
         if not vectors and not any(is_replaced(entry) for manifest in loaded for entry in manifest.entries):
             return loaded
-        added = [ManifestEntry(EntryStatus.ADDED, vector, self._snapshot_id) for vector in vectors.values()]
+        # The last one in the Puffin file first: DuckDB 1.5.5 confuses neighbours that it reads in ascending order.
+        added = [ManifestEntry(EntryStatus.ADDED, vector, self._snapshot_id) for vector in reversed(vectors.values())]
         return self._rewrite_manifests(loaded, is_replaced, added, ManifestContent.DELETES)
 
     def _rewrite_manifests(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import date, datetime
@@ -75,6 +76,18 @@ def held(target: IcebergSinkTable) -> dict[int, int]:
 def other_writer(target: IcebergSinkTable) -> CatalogFolderTable:
     """Somebody else who writes to the table, at its newest version."""
     return CatalogFolderTable.of(catalog_of(target), loaded_table(target), target.identifier)
+
+
+def test_a_vector_is_read_as_that_of_its_own_file(tmp_path: Path) -> None:
+    """DuckDB's cache of files mixes up neighbours in a Puffin file that it reads in the order of their offsets."""
+    target = make_table(tmp_path)
+    chance = random.Random(1)
+    upsert(target, 1, *range(5000))
+    upsert(target, 2, *chance.sample(range(5000), 300))
+    assert target.commit_compactions([(c, c.run()) for c in target.plan_compactions(purge=True)])
+    for seq in range(3, 8):
+        upsert(target, seq, *chance.sample(range(5000), 300))
+        assert len(held(target)) == 5000
 
 
 # ---------------------------------------------------------------- other writers
