@@ -55,7 +55,7 @@ known_secrets: list[str] = []
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="airflow-cdc")
 def cli() -> None:
-    """Copy a live MySQL database into Delta tables and keep the copy up to date."""
+    """Copy a live MySQL database into Delta or Iceberg tables and keep the copy up to date."""
 
 
 @contextmanager
