@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.complete
 # STAY=1 make demo: Airflow, writers and stream go on after the proof, until Ctrl-C.
-# SINK=s3 make demo: into an S3-compatible server that it starts itself.
+# SINK=s3 make demo: into an S3-compatible server that it starts itself. SINK=iceberg: into Iceberg tables in a REST
+# catalog that it starts itself.
 # SHARE=k/n make test-long: the k-th of n shares of the long tests.
 SHARE := 1/1
 # TURN=k/3 make test: of the slow folders (SLOW in tests/support/running.py) that part; TURN=1/1: all of them. Else it
@@ -46,7 +47,7 @@ $(STAMP): $(LOCK) pyproject.toml .ci/venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup ## Copy a live database in a real Airflow, retry what fails, and prove the copy equal, row by row; SINK=s3: in an object store; STAY=1: look around in it
+demo: setup ## Copy a live database in a real Airflow, retry what fails, and prove the copy equal, row by row; SINK=s3: in an object store; SINK=iceberg: Iceberg tables; STAY=1: look around in it
 	@$(BIN)/python -m bench.demo_airflow $(if $(SINK),--sink $(SINK)) $(if $(filter-out 0,$(STAY)),--stay)
 
 demo-core: setup ## The same from the command line, without Airflow, and with more rows

@@ -1,4 +1,4 @@
-"""The demo of the command line: a database that is written to all the time is copied into Delta, and proved equal.
+"""The demo of the command line: a database that is written to all the time is copied, and the copy is proved equal.
 
 Everything in it is real: a MySQL server, writers in processes of their own, and the command ``airflow-cdc``. Only the
 proof is independent of the project: it reads both sides whole and compares every value (``tests/support/oracle.py``).
@@ -31,8 +31,7 @@ name: {name}
 source:
   conn_id: {conn_id}        # the address and the password come from the environment
   tables: ['{database}\\..*']
-sink:
-  path: {path}{connection}
+sink:{sink}
 """
 
 
@@ -227,13 +226,12 @@ class Demo:
 
 def pipeline_text(lake: Lake) -> str:
     """The pipeline's file."""
-    connection = f"\n  conn_id: {lake.conn_id}" if lake.conn_id else ""
-    path = json.dumps(lake.path)
-    return PIPELINE.format(name=NAME, conn_id=CONN_ID, database=DATABASE, path=path, connection=connection)
+    sink = "".join(f"\n  {name}: {json.dumps(value)}" for name, value in lake.settings.items())
+    return PIPELINE.format(name=NAME, conn_id=CONN_ID, database=DATABASE, sink=sink)
 
 
 def main() -> int:
-    made = parser("Copy a live MySQL database into Delta and prove the copy equal.", customers=1_000_000, rate=100)
+    made = parser("Copy a live MySQL database and prove the copy equal.", customers=1_000_000, rate=100)
 
     def demo(screen: Screen, folder: Path, options: argparse.Namespace) -> bool:
         with ExitStack() as stack:

@@ -30,6 +30,7 @@ import httpx
 
 from airflow_provider_cdc.system.processes import end_session
 from bench.dag_run import DAG, NAME, STREAM, Run
+from bench.lake import CONN_ID as LAKE_CONN_ID
 from bench.lake import opened
 from bench.screen import PAUSE, DemoFailed, Screen, catch_signals, ignore_signals, parser, perform
 from bench.shop import Shop
@@ -159,8 +160,7 @@ class Demo:
                     dags,
                     env={
                         **{k: v for k, v in lake.environment.items() if not k.startswith("AIRFLOW_CONN_")},
-                        "CDC_LAKE": lake.path,
-                        "CDC_LAKE_CONN_ID": lake.conn_id or "",
+                        "CDC_SINK": json.dumps(lake.settings),
                         "CDC_CHUNK_ROWS": str(chunk_rows),
                         "CDC_GROUP_ROWS": str(chunk_rows * GROUP_CHUNKS),
                         "TMPDIR": str(temporary),
@@ -174,9 +174,9 @@ class Demo:
             airflow.client.set_connection(
                 CONN_ID, "cdc_mysql", host=server.host, port=server.port, login=user["user"], password=user["password"]
             )
-            if lake.conn_id:
+            if lake.connection:
                 fields = {**lake.connection, "extra": json.dumps(lake.connection["extra"])}
-                airflow.client.set_connection(lake.conn_id, **fields)
+                airflow.client.set_connection(LAKE_CONN_ID, **fields)
         self._show_address(airflow)
         return airflow
 

@@ -3,6 +3,7 @@
 A DAG for a real database needs no such settings: see `dags/whole_database.py`.
 """
 
+import json
 import os
 from datetime import timedelta
 
@@ -14,7 +15,7 @@ shop = Pipeline(
     name="shop",
     source=Source(conn_id="cdc_source", tables=(r"shop\..*",)),
     snapshot=Snapshot(chunk_rows=int(os.environ["CDC_CHUNK_ROWS"]), group_rows=int(os.environ["CDC_GROUP_ROWS"])),
-    sink=Sink(path=os.environ["CDC_LAKE"], conn_id=os.environ["CDC_LAKE_CONN_ID"] or None),
+    sink=Sink(**json.loads(os.environ["CDC_SINK"])),
 )
 
 with DAG("cdc_demo", schedule=None, max_active_runs=1, tags=["cdc"], doc_md=__doc__):

@@ -1,4 +1,4 @@
-"""The lake of a demo: a folder, or a place in an S3-compatible store that the demo starts itself."""
+"""The lake of a demo: a folder, or a place in an object store or an Iceberg catalog that the demo starts itself."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
-from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.protocol import PipelineSink
+from airflow_provider_cdc.sinks.registry import open_sink
 from bench.screen import Screen
-from tests.support.oracle import Place
+from tests.support.iceberg_place import CatalogPlace
+from tests.support.oracle import Place, below
 
 if TYPE_CHECKING:
     from tests.support.s3 import S3, Kind
 
-KINDS = ("folder", "s3")
 CONN_ID = "cdc_lake"
 
 
@@ -26,13 +28,13 @@ CONN_ID = "cdc_lake"
 class Lake:
     """Where the copy goes.
 
-    :param path: ``sink.path``.
-    :param place: the same for who reads it.
+    :param settings: the sink section of the pipeline.
+    :param place: where the tables are for who reads them.
     :param environment: what commands need to know: the connection, and the folder for state.
-    :param connection: the connection as Airflow stores it; empty for a folder.
+    :param connection: the connection as Airflow stores it, if the settings name one.
     """
 
-    path: str
+    settings: Mapping[str, Any]
     place: Place
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -41,7 +43,7 @@ class Lake:
     @classmethod
     def folder(cls, path: Path) -> Lake:
         """A folder."""
-        return cls(str(path), path)
+        return cls({"path": str(path)}, path)
 
     @classmethod
     def s3(cls, place: S3, state: Path) -> Lake:
@@ -52,26 +54,51 @@ class Lake:
         from tests.support.object_store import access
 
         environment = {f"AIRFLOW_CONN_{CONN_ID.upper()}": place.connection(), "AIRFLOW_CDC_STATE_DIR": str(state)}
-        return cls(place.uri(), place, environment, place.airflow(), access(place))
+        settings = {"path": place.uri(), "conn_id": CONN_ID}
+        return cls(settings, place, environment, place.airflow(), access(place))
+
+    @classmethod
+    def iceberg(cls, path: Path, address: str) -> Lake:
+        """A folder whose tables are in a REST catalog.
+
+        :param address: of the catalog.
+        """
+        catalog = {"type": "rest", "uri": address}
+        return cls({"kind": "iceberg", "path": str(path), "catalog": catalog}, CatalogPlace(address))
 
     @property
-    def conn_id(self) -> str | None:
-        """``sink.conn_id``."""
-        return CONN_ID if self.connection else None
+    def path(self) -> str:
+        """``sink.path``."""
+        return str(self.settings["path"])
 
-    def sink(self, pipeline: str) -> DeltaSink:
+    def sink(self, pipeline: str) -> PipelineSink:
         """The sink of a pipeline."""
-        return DeltaSink(self.path, pipeline, access=self.access)
+        return open_sink(Sink(**self.settings), pipeline, self.access)
 
 
 def opened(kind: str, screen: Screen, folder: Path, stack: ExitStack) -> Lake:
     """The lake that a demo is to have, until the stack is closed.
 
-    :param kind: one of :data:`KINDS`.
+    :param kind: one of :data:`bench.screen.SINKS`.
     :param folder: of the demo.
     """
     if kind == "folder":
         return Lake.folder(folder / "lake")
+    if kind == "iceberg":
+        return _opened_catalog(screen, folder, stack)
+    return _opened_bucket(screen, folder, stack)
+
+
+def _opened_catalog(screen: Screen, folder: Path, stack: ExitStack) -> Lake:
+    from tests.support.iceberg_rest import VERSION, running_rest_catalog
+
+    with screen.phase("catalog", "Starting a REST catalog for Iceberg tables"):
+        catalog = stack.enter_context(running_rest_catalog())
+    screen.say(f"The REST catalog of Iceberg's own tests, {VERSION}, answers on {catalog.uri}")
+    return Lake.iceberg(folder / "lake", catalog.uri)
+
+
+def _opened_bucket(screen: Screen, folder: Path, stack: ExitStack) -> Lake:
     from tests.support.s3 import VERSITYGW, s3_server, versitygw_at_hand
 
     server: Kind = "versitygw" if versitygw_at_hand() else "moto"
@@ -92,15 +119,15 @@ def opened(kind: str, screen: Screen, folder: Path, stack: ExitStack) -> Lake:
 def same_for_others(lake: Lake, tables: Mapping[str, str], screen: Screen) -> bool:
     """Whether other programs read the same rows as the one whose rows were compared with the source.
 
-    :param tables: (folder below ``sink.path`` -> name for people).
+    :param tables: (path below the lake -> name for people).
     """
     from bench.readers import Different, compare, programs
 
     equal = True
     with programs(lake.place) as readers:
-        for folder, name in tables.items():
+        for path, name in tables.items():
             try:
-                screen.say(f"{name}: the same rows read by {', '.join(compare(lake.place, folder, readers))}")
+                screen.say(f"{name}: the same rows read by {', '.join(compare(below(lake.place, path), readers))}")
             except Different as error:
                 screen.say(f"{name}: {error}")
                 equal = False

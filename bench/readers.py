@@ -1,11 +1,13 @@
-"""The copy as other programs read it, compared with what delta-rs reads; that the proof has compared with the source.
+"""The copy as other programs read it, compared with what delta-rs or pyiceberg reads; that the proof has compared with
+the source.
 
-Polars and DuckDB read a folder and S3. Spark with Delta Lake reads a folder; for S3 it would need Hadoop's client, and
-this project has none.
+Polars and DuckDB read a folder, S3 and an Iceberg catalog. Spark with Delta Lake reads a folder; for S3 it would need
+Hadoop's client, and this project has none. Spark with Iceberg is a Spark of its own, and is tried in the tests.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,12 +16,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
-from tests.support.oracle import Place
+from tests.support.iceberg_place import CatalogPlace
+from tests.support.oracle import Place, open_copy
 
-#: Reads a table: address and storage options.
-Read = Callable[[str, Mapping[str, str]], pa.Table]
+#: Reads the table at a place.
+Read = Callable[[Place], pa.Table]
 
 
 class Different(Exception):
@@ -30,13 +32,11 @@ class Different(Exception):
 def programs(place: Place) -> Iterator[dict[str, Read]]:
     """The programs that can read there, by name and version; Spark runs meanwhile."""
     import duckdb
-    import polars
 
+    is_iceberg = isinstance(place, CatalogPlace)
     found: dict[str, Read] = {
-        f"Polars {version('polars')}": lambda uri, options: (
-            polars.scan_delta(uri, storage_options=dict(options) or None).collect().to_arrow()
-        ),
-        f"DuckDB {duckdb.__version__}": _duckdb,
+        f"Polars {version('polars')}": _polars_iceberg if is_iceberg else _polars_delta,
+        f"DuckDB {duckdb.__version__}": _duckdb_iceberg if is_iceberg else _duckdb_delta,
     }
     if not isinstance(place, str | Path):
         yield found
@@ -45,44 +45,65 @@ def programs(place: Place) -> Iterator[dict[str, Read]]:
 
     with spark_delta(quick=True) as run:
         name = f"Spark {version('pyspark')} with Delta Lake {VERSION}"
-        yield found | {name: lambda uri, _: run.arrow(f"SELECT * FROM delta.`{uri}`")}
+        yield found | {name: lambda table: run.arrow(f"SELECT * FROM delta.`{table}`")}
 
 
-def compare(place: Place, folder: str, readers: Mapping[str, Read]) -> list[str]:
+def compare(table: Place, readers: Mapping[str, Read]) -> list[str]:
     """Read a table with all programs.
 
-    :param folder: of the table.
     :returns: names of the programs, all of which read the same rows.
     :raises Different: if one does not.
     """
-    table, (uri, options) = open_table(place, folder), _address(place, folder)
-    schema = pa.schema(table.schema().to_arrow())
-    expected = _ordered(pa.RecordBatchReader.from_stream(table.scan()).read_all().cast(schema))
+    copy = open_copy(table)
+    if copy is None:
+        raise Different("there is no such table")
+    rows = copy.read(copy.columns)
+    schema, expected = rows.schema, _ordered(rows)
     for name, read in readers.items():
-        if not _ordered(read(uri, options).select(schema.names).cast(schema)).equals(expected):
-            raise Different(f"{name} reads other rows than delta-rs {version('deltalake')}")
+        if not _ordered(read(table).select(schema.names).cast(schema)).equals(expected):
+            raise Different(f"{name} reads other rows than {copy.reader}")
     return list(readers)
 
 
-def open_table(place: Place, folder: str) -> DeltaTable:
-    """Open a table with delta-rs.
-
-    :param folder: of the table.
-    """
-    uri, options = _address(place, folder)
-    return DeltaTable(uri, storage_options=options or None)
-
-
-def _address(place: Place, folder: str) -> tuple[str, dict[str, str]]:
+def _address(table: Place) -> tuple[str, dict[str, str]]:
     """Address and storage options of a table."""
-    if isinstance(place, str | Path):
-        return str(Path(place) / folder), {}
-    return place.under(folder).uri(), dict(place.options)
+    return (str(table), {}) if isinstance(table, str | Path) else (table.uri(), dict(table.options))
 
 
-def _duckdb(uri: str, options: Mapping[str, str]) -> pa.Table:
+def _polars_delta(table: Place) -> pa.Table:
+    import polars
+
+    uri, options = _address(table)
+    return polars.scan_delta(uri, storage_options=options or None).collect().to_arrow()
+
+
+def _polars_iceberg(table: Place) -> pa.Table:
+    import polars
+
+    assert isinstance(table, CatalogPlace)
+    found = table.load()
+    assert found is not None
+    os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"  # else it recommends a package of its own
+    return polars.scan_iceberg(found).collect().to_arrow()
+
+
+def _duckdb_iceberg(table: Place) -> pa.Table:
+    """Through the catalog."""
     import duckdb
 
+    assert isinstance(table, CatalogPlace)
+    with duckdb.connect() as connection:
+        for name in ("avro", "httpfs", "iceberg"):
+            connection.execute(f"LOAD '{_extension(name)}'")
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{table.address}', AUTHORIZATION_TYPE 'none')")
+        return connection.execute(f"SELECT * FROM lake.{table.name}").to_arrow_table()
+
+
+def _duckdb_delta(table: Place) -> pa.Table:
+    import duckdb
+
+    uri, options = _address(table)
     with duckdb.connect() as connection:
         connection.execute(f"LOAD '{_extension('delta')}'")
         connection.execute("SET TimeZone = 'UTC'")

@@ -24,6 +24,8 @@ from tests.support.servers import ServerUnavailable
 
 #: Seconds after which waiting for the pipeline is given up, and between two looks at it.
 PATIENCE, PAUSE = 600.0, 0.5
+#: Where the copy may go.
+SINKS = ("folder", "s3", "iceberg")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -61,8 +63,8 @@ def parser(description: str, customers: int, rate: float) -> argparse.ArgumentPa
     made.add_argument("--customers", type=int, default=customers, help="rows of the largest table (%(default)s)")
     made.add_argument("--seconds", type=float, default=30, help="how long to stream after the catch-up (%(default)s)")
     made.add_argument("--rate", type=float, default=rate, help="transactions a second of the writers (%(default)s)")
-    made.add_argument("--sink", choices=("folder", "s3"), default="folder", help="where the copy goes (%(default)s)")
-    made.add_argument("--keep", action="store_true", help="keep the Delta tables and say where they are")
+    made.add_argument("--sink", choices=SINKS, default="folder", help="where the copy goes (%(default)s)")
+    made.add_argument("--keep", action="store_true", help="keep the tables and say where they are")
     made.add_argument("--out", type=Path, help="where to make and keep them; a folder that does not exist yet")
     return made
 
@@ -99,7 +101,7 @@ def perform(made: argparse.ArgumentParser, demo: Callable[[Screen, Path, argpars
         raise
     finally:
         if keep:
-            screen.say(f"The Delta tables are kept in {folder / 'lake'}")
+            screen.say(f"The tables are kept in {folder / 'lake'}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 

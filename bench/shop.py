@@ -13,9 +13,8 @@ from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
 from airflow_provider_cdc.state import StateDatabase
 from bench.lake import Lake, same_for_others
-from bench.readers import open_table
 from bench.screen import DemoFailed, Screen
-from tests.support.oracle import check_ledger, compare_all
+from tests.support.oracle import below, check_ledger, compare_all, open_copy
 from tests.support.servers import MySQLServer
 from tests.support.workload import Counters, Writers, make_shop
 
@@ -89,7 +88,8 @@ class Shop:
 
         :raises DemoFailed: if it has not.
         """
-        columns = [field.name for field in open_table(self.lake.place, f"{DATABASE}/orders").schema().fields]
+        copy = open_copy(below(self.lake.place, f"{DATABASE}/orders"))
+        columns = copy.columns if copy else []
         if "note" not in columns:
             raise DemoFailed(f"the copy of {DATABASE}.orders has no column note; it has {', '.join(columns)}")
         self.screen.say(f"The copy of {DATABASE}.orders has the column note, too")
@@ -157,7 +157,7 @@ class Shop:
         facts.add_row("snapshot", f"{rows:,} rows, {rows / speed:,.0f} rows/s from plan to last commit")
         facts.add_row("stream", f"{totals.changes:,} changes applied in {totals.batches} batches")
         facts.add_row(
-            "lag, from commit in MySQL\nto commit in Delta",
+            "lag, from commit in MySQL\nto commit in the copy",
             f"{lag(late)} over the {len(late)} batches after the catch-up\n"
             "(approximate: percentiles of the batches' own percentiles, weighted by changes)",
         )

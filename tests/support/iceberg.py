@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.table import StaticTable
@@ -216,3 +218,9 @@ def read_with_duckdb(metadata_file: Path, columns: str = "*") -> pa.Table:
             connection.execute(f"LOAD '{next(package.rglob('*.duckdb_extension'))}'")
         connection.execute("SET TimeZone = 'UTC'")
         return connection.execute(f"SELECT {columns} FROM iceberg_scan('{metadata_file}')").to_arrow_table()
+
+
+def read_with_polars(metadata_file: Path) -> pa.Table:
+    """By Polars' own reader of data files; it asks pyiceberg which ones there are."""
+    os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"  # else it recommends a package of its own
+    return pl.scan_iceberg(metadata_file.as_uri(), reader_override="native").collect().to_arrow()

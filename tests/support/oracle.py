@@ -1,9 +1,9 @@
 """Is the sink exactly the source? Whole tables, row by row, every value.
 
-Independent of the project's own code on purpose: only PyMySQL, deltalake and Arrow. The server writes each row as one
-line of text (strings and bytes in HEX), so that no client library interprets a value; floats stand beside the line.
-Arrow turns both, and the sink's columns, into one exact form. Rows are matched by the bytes of their key: 'a' and 'A'
-are two keys here.
+Independent of the project's own code on purpose: only PyMySQL, deltalake, pyiceberg and Arrow. The server writes each
+row as one line of text (strings and bytes in HEX), so that no client library interprets a value; floats stand beside
+the line. Arrow turns both, and the sink's columns, into one exact form. Rows are matched by the bytes of their key: 'a'
+and 'A' are two keys here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 import numpy as np
@@ -27,7 +28,11 @@ from deltalake import DeltaTable
 from pymysql.cursors import SSCursor
 
 from tests.support.gone import MOMENT, NUMBER
+from tests.support.iceberg_place import CatalogPlace
 from tests.support.servers import MySQLServer
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table as IcebergTable
 
 #: How many rows of each kind of difference are shown.
 EXAMPLES = 5
@@ -311,19 +316,90 @@ def below(place: Place, path: str) -> Place:
     return Path(place) / path if isinstance(place, str | Path) else place.under(path)
 
 
-def _delta(place: Place) -> DeltaTable | None:
-    """The Delta table there, if there is one."""
-    if isinstance(place, str | Path):
-        return DeltaTable(str(place)) if DeltaTable.is_deltatable(str(place)) else None
-    options = dict(place.options)
-    return DeltaTable(place.uri(), storage_options=options) if DeltaTable.is_deltatable(place.uri(), options) else None
+class Copy(Protocol):
+    """A table of a sink, read by a program that knows deletion vectors and is not the project's own."""
+
+    @property
+    def reader(self) -> str:
+        """The program and its version."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns."""
+
+    def read(self, columns: list[str]) -> pa.Table:
+        """Read all rows."""
+
+    def find_misplaced(self, derived: Collection[str]) -> list[str]:
+        """What is wrong with the partitions, a line each.
+
+        :param derived: columns that are a part of a date, as ``<column>_<unit>``.
+        """
+
+    @property
+    def partition_columns(self) -> list[str]:
+        """Columns by which the table is partitioned."""
 
 
-def _read_sink(delta: DeltaTable, columns: list[str]) -> pa.Table:
-    """Rows as another reader than the project's own sees them, which knows deletion vectors."""
-    schema = pa.schema(delta.schema().to_arrow())
-    found = pa.RecordBatchReader.from_stream(delta.scan()).read_all().select(columns)
-    return found.cast(pa.schema([schema.field(name) for name in columns]))
+@dataclass(frozen=True)
+class _DeltaCopy:
+    table: DeltaTable
+
+    @property
+    def reader(self) -> str:
+        return f"delta-rs {version('deltalake')}"
+
+    @property
+    def columns(self) -> list[str]:
+        return [field.name for field in self.table.schema().fields]
+
+    @property
+    def partition_columns(self) -> list[str]:
+        return list(self.table.metadata().partition_columns)
+
+    def read(self, columns: list[str]) -> pa.Table:
+        schema = pa.schema(self.table.schema().to_arrow())
+        found = pa.RecordBatchReader.from_stream(self.table.scan()).read_all().select(columns)
+        return found.cast(pa.schema([schema.field(name) for name in columns]))
+
+    def find_misplaced(self, derived: Collection[str]) -> list[str]:
+        return _misplaced(self, derived)
+
+
+@dataclass(frozen=True)
+class _IcebergCopy:
+    """Its partitions are hidden: no column has their values, and readers compute them."""
+
+    table: IcebergTable
+
+    @property
+    def reader(self) -> str:
+        return f"pyiceberg {version('pyiceberg')}"
+
+    @property
+    def columns(self) -> list[str]:
+        return [field.name for field in self.table.schema().fields]
+
+    @property
+    def partition_columns(self) -> list[str]:
+        return []
+
+    def read(self, columns: list[str]) -> pa.Table:
+        return self.table.scan(selected_fields=tuple(columns)).to_arrow().select(columns)
+
+    def find_misplaced(self, derived: Collection[str]) -> list[str]:
+        return []
+
+
+def open_copy(place: Place) -> Copy | None:
+    """Open the table there, if there is one."""
+    if isinstance(place, CatalogPlace):
+        table = place.load()
+        return None if table is None else _IcebergCopy(table)
+    address, options = (str(place), None) if isinstance(place, str | Path) else (place.uri(), dict(place.options))
+    if not DeltaTable.is_deltatable(address, options):
+        return None
+    return _DeltaCopy(DeltaTable(address, storage_options=options))
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Array:
@@ -359,7 +435,7 @@ def compare(
     kept: Kept | None = None,
     beside: Collection[str] = (),
 ) -> Difference | None:
-    """Compare one source table with its Delta table; ``None`` when they are the same.
+    """Compare one source table with its copy; ``None`` when they are the same.
 
     The source must not change between the sink's last commit and this call. Columns whose names begin with ``_cdc_``
     are the sink's own and are left out, as are parts of dates that it is partitioned by. Without a key, equal rows are
@@ -375,24 +451,24 @@ def compare(
     columns = [c for c in columns if c.name not in without]
     key = key if not {*key} & {*without} else []
     found = Difference(f"{database}.{table}")
-    delta = _delta(sink_table_path)
-    if delta is None:
+    copy = open_copy(sink_table_path)
+    if copy is None:
         where = sink_table_path if isinstance(sink_table_path, str | Path) else sink_table_path.uri()
-        found.examples.append(f"there is no Delta table at {where}")
+        found.examples.append(f"there is no table at {where}")
         found.missing = 1
         return found
     marked = [f"_cdc_{name}" for name in ("deleted", "op", "ts")] if kept and kept.marked else []
-    derived = ({*delta.metadata().partition_columns} - {c.name for c in columns}) | {*beside}
-    if misplaced := _misplaced(delta, derived):
+    derived = ({*copy.partition_columns} - {c.name for c in columns}) | {*beside}
+    if misplaced := copy.find_misplaced(derived):
         found.different, found.examples = len(misplaced), misplaced[:EXAMPLES]
         return found
-    present = [f.name for f in delta.schema().fields if not f.name.startswith("_cdc_") and f.name not in derived]
+    present = [name for name in copy.columns if not name.startswith("_cdc_") and name not in derived]
     if present != [c.name for c in columns]:
         found.examples.append(f"columns: source {[c.name for c in columns]}, sink {present}")
         found.different = 1
         return found
     source = _read_source(conn, database, table, columns)
-    raw = _read_sink(delta, [*present, *marked])
+    raw = copy.read([*present, *marked])
     found.source_rows, found.sink_rows = len(source), len(raw)
     arrays = []
     for column in columns:
@@ -473,16 +549,16 @@ def _wrongly_marked(meta: pa.Table, moments: pa.ChunkedArray) -> pa.ChunkedArray
     return pc.or_(pc.not_equal(pc.equal(meta["_cdc_op"], "d"), meta["_cdc_deleted"]), pc.fill_null(before, False))
 
 
-def _misplaced(delta: DeltaTable, derived: Collection[str]) -> list[str]:
+def _misplaced(copy: _DeltaCopy, derived: Collection[str]) -> list[str]:
     """What is wrong with the partitions of a table, a line each. (That a row has the value of its file's partition is
     seen where it is compared with the source.)
 
     :param derived: columns that are a part of a date, as ``<column>_<unit>``.
     """
-    if not (names := delta.metadata().partition_columns):
+    if not (names := copy.partition_columns):
         return []
     wrong = []
-    for file in pa.table(delta.get_add_actions(flatten=True)).to_pylist():
+    for file in pa.table(copy.table.get_add_actions(flatten=True)).to_pylist():
         folders = dict(part.split("=", 1) for part in unquote(file["path"]).split("/") if "=" in part)
         values = {n: None if folders[n] == "__HIVE_DEFAULT_PARTITION__" else unquote(folders[n]) for n in names}
         said = {n: None if (v := file[f"partition.{n}"]) is None else str(v) for n in names}
@@ -491,7 +567,7 @@ def _misplaced(delta: DeltaTable, derived: Collection[str]) -> list[str]:
     lengths = {"year": 4, "month": 7, "day": 10, "hour": 13}
     for name in derived:
         column, _, unit = name.rpartition("_")
-        rows = _read_sink(delta, [column, name])
+        rows = copy.read([column, name])
         text = pc.utf8_slice_codeunits(pc.strftime(rows[column], "%Y-%m-%d-%H"), 0, lengths[unit])
         pairs = {*zip(text.to_pylist(), map(str, rows[name].to_pylist()), strict=True)}
         wrong += [f"{name} of a row of {a} is {b}" for a, b in pairs if str(a) != b]
@@ -595,10 +671,10 @@ def check_ledger(
 
     :return: one line for each gap or double; empty when there is none.
     """
-    delta = _delta(below(sink_path, folder(database, table)))
-    if delta is None:
+    copy = open_copy(below(sink_path, folder(database, table)))
+    if copy is None:
         return ["there is no ledger"]
-    rows = _read_sink(delta, ["writer", "n"]).sort_by([("writer", "ascending"), ("n", "ascending")])
+    rows = copy.read(["writer", "n"]).sort_by([("writer", "ascending"), ("n", "ascending")])
     writers, numbers = (rows.column(name).to_numpy() for name in ("writer", "n"))
     problems = []
     for writer in np.unique(writers):

@@ -109,16 +109,22 @@ def _nothing_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     # The one in Airflow proves the same on its way to where it stays, below.
-    "module",
-    [pytest.param(CORE, marks=pytest.mark.long), pytest.param(AIRFLOW, marks=[pytest.mark.airflow, pytest.mark.long])],
+    ("module", "sink"),
+    [
+        pytest.param(CORE, "folder", marks=pytest.mark.long),
+        pytest.param(CORE, "iceberg", marks=pytest.mark.long),
+        pytest.param(AIRFLOW, "folder", marks=[pytest.mark.airflow, pytest.mark.long]),
+        pytest.param(AIRFLOW, "iceberg", marks=[pytest.mark.airflow, pytest.mark.long]),
+    ],
 )
-def test_it_ends_equal_and_leaves_nothing(start: Start, tmp_path: Path, module: str) -> None:
-    process = start(module)
+def test_it_ends_equal_and_leaves_nothing(start: Start, tmp_path: Path, module: str, sink: str) -> None:
+    process = start(module, "--sink", sink)
     text, _ = process.communicate()
     assert process.returncode == 0, text
     assert "EQUAL: " in text.splitlines()[-1]
     assert "snapshot rows" in text and "changes applied" in text and "p95" in text
     assert "The copy of shop.orders has the column note" in text
+    assert len(re.findall(r"the same rows read by Polars .+, DuckDB ", text)) == 4
     if module == AIRFLOW:
         _assert_story(text)
     _nothing_left(tmp_path)

@@ -15,7 +15,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.config import Pipeline, Sink
 from airflow_provider_cdc.model.errors import UnfitError
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.iceberg.sink import IcebergSink
+from airflow_provider_cdc.sinks.protocol import PipelineSink
 from airflow_provider_cdc.state.models import ChunkGroupRow
 from bench.dag_run import check_read_again, find_failed_group
 from bench.demo import CONN_ID, NAME, pipeline_text
@@ -81,6 +85,17 @@ def test_an_order_with_an_invalid_date_fails_until_it_is_corrected(shop: Shop, t
     harness.run(tmp_path / "pipeline.yaml")
     shop.lake = Lake.folder(tmp_path / "again")
     assert shop.prove()
+
+
+@pytest.mark.parametrize(
+    ("lake", "sink_class"),
+    [(Lake.folder(Path("/lake")), DeltaSink), (Lake.iceberg(Path("/lake"), "http://127.0.0.1:8181"), IcebergSink)],
+    ids=["folder", "iceberg"],
+)
+def test_the_pipeline_has_the_sink_of_the_lake(tmp_path: Path, lake: Lake, sink_class: type[PipelineSink]) -> None:
+    (tmp_path / "pipeline.yaml").write_text(pipeline_text(lake))
+    assert Pipeline.load(tmp_path / "pipeline.yaml").sink == Sink(**lake.settings)
+    assert isinstance(lake.sink(NAME), sink_class)
 
 
 def _groups(*states: tuple[str, int]) -> list[ChunkGroupRow]:

@@ -38,11 +38,12 @@ from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
 from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.protocol import Fence, PublishSlices, Upsert
 from tests.sinks.conformance import INT, KEYED, TEXT, nullable
-from tests.support.iceberg import read_with_duckdb, read_with_pyiceberg
+from tests.support.iceberg import read_with_duckdb, read_with_polars, read_with_pyiceberg
 from tests.support.iceberg_catalogs import CatalogFolderTable
 from tests.support.iceberg_sink import catalog_file, catalog_of, loaded_table, metadata_file
 
 FENCE = Fence("epoch", 1)
+READERS = (read_with_pyiceberg, read_with_duckdb, read_with_polars)
 
 
 def open_sink(folder: Path, **options: Any) -> IcebergSink:
@@ -66,10 +67,10 @@ def upsert(target: IcebergSinkTable, seq: int, *keys: int, op: str = "u") -> Non
 
 
 def held(target: IcebergSinkTable) -> dict[int, int]:
-    """The ``_cdc_seq`` of each key: as the table itself says, and as pyiceberg and DuckDB do."""
-    found = [target.read()[0], read_with_pyiceberg(metadata_file(target)), read_with_duckdb(metadata_file(target))]
+    """The ``_cdc_seq`` of each key: as the table itself says, and as other readers do."""
+    found = [target.read()[0], *(read(metadata_file(target)) for read in READERS)]
     listed = [sorted(zip(r["id"].to_pylist(), r[SEQ_COLUMN].to_pylist(), strict=True)) for r in found]
-    assert listed[0] == listed[1] == listed[2] and len(dict(listed[0])) == len(listed[0])
+    assert all(rows == listed[0] for rows in listed) and len(dict(listed[0])) == len(listed[0])
     return dict(listed[0])
 
 

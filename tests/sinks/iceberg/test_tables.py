@@ -14,7 +14,7 @@ from airflow_provider_cdc.sinks.iceberg.format import table_updates
 from airflow_provider_cdc.sinks.iceberg.format.manifest_list import ManifestContent
 from airflow_provider_cdc.sinks.iceberg.format.schema import new_schema
 from airflow_provider_cdc.sinks.iceberg.format.schema_changes import SchemaEditor
-from tests.support.iceberg import FolderTable, read_with_duckdb, read_with_pyiceberg
+from tests.support.iceberg import FolderTable, read_with_duckdb, read_with_polars, read_with_pyiceberg
 
 COLUMNS = pa.schema(
     [
@@ -27,7 +27,11 @@ COLUMNS = pa.schema(
         ("v", pa.list_(pa.float32())),
     ]
 )
-READERS: dict[str, Callable[[Path], pa.Table]] = {"pyiceberg": read_with_pyiceberg, "DuckDB": read_with_duckdb}
+READERS: dict[str, Callable[[Path], pa.Table]] = {
+    "pyiceberg": read_with_pyiceberg,
+    "DuckDB": read_with_duckdb,
+    "Polars": read_with_polars,
+}
 readers = pytest.mark.parametrize("reader", READERS)
 
 

@@ -1,0 +1,50 @@
+"""Tables in an Iceberg catalog, as a reader finds them that is not this project's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True)
+class CatalogPlace:
+    """A place in a REST catalog: a :class:`tests.support.oracle.Remote`.
+
+    :param address: of the catalog.
+    :param path: namespace and name of a table, or the beginning of that, with slashes.
+    """
+
+    address: str
+    path: str = ""
+
+    def uri(self) -> str:
+        """Catalog and path."""
+        return f"{self.address}/{self.path}"
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The catalog, as pyiceberg describes it."""
+        return {"type": "rest", "uri": self.address}
+
+    @property
+    def name(self) -> str:
+        """Namespace and name with dots."""
+        return self.path.replace("/", ".")
+
+    def under(self, path: str) -> CatalogPlace:
+        """A place below."""
+        return CatalogPlace(self.address, f"{self.path}/{path}".lstrip("/"))
+
+    def load(self) -> Table | None:
+        """Load the table from the catalog, if it is there."""
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return load_catalog("place", **self.options).load_table(tuple(self.path.split("/")))
+        except NoSuchTableError:
+            return None
