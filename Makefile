@@ -71,8 +71,8 @@ bench-suspend: setup ## Time a stream of many tables of which one breaks every m
 bench-catchup: setup ## Time a stream that catches up: random updates of a large table (CDC_BENCH_ROWS=n, CDC_BENCH_CHANGES=n)
 	@$(BIN)/python -m bench.catchup
 
-bench-merge: setup ## Time merging random changes beside delta-rs and Spark (CDC_BENCH_SIZES=n,n,... rows; 1M, 50M)
-	@$(BIN)/python -m bench.merge
+bench-merge: setup ## Time merging random changes beside delta-rs and Spark (CDC_BENCH_SIZES=n,n,... rows; 1M, 50M); SINK=iceberg: into Iceberg, beside Delta, pyiceberg and Spark
+	@$(BIN)/python -m bench.$(if $(filter iceberg,$(SINK)),merge_iceberg,merge)
 
 bench-feed: setup ## Time what a change data feed costs (CDC_BENCH_SIZES=n,n,... rows; 1M, 10M)
 	@$(BIN)/python -m bench.feed

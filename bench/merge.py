@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +37,18 @@ from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN
 from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import DataFile, describe_file, write_file
+from airflow_provider_cdc.sinks.iceberg import upkeep
 from airflow_provider_cdc.sinks.lake.merge.change_merger import with_row_places
 from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.protocol import Compaction, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from bench.merge_scan import READERS, readings
-from bench.merge_tables import FENCE, SCHEMA, batches, made, opened
+from bench.merge_tables import FENCE, SCHEMA, MergeTable, batches, file_schema, made, opened
 from bench.snapshot import machine
 
-_RIVALS_ROWS = 10_000_000
+RIVALS_ROWS = 10_000_000
 _ROUNDS = 3
+_MARKER = "cdc/bench/stream"
 #: Seconds between two looks of the compaction and two times that old files are deleted, and hours for which they stay.
 _LOOK, _SWEEP, _KEPT = 0.5, 10.0, 15.0
 
@@ -53,7 +56,7 @@ _LOOK, _SWEEP, _KEPT = 0.5, 10.0, 15.0
 class Beside:
     """Compaction of a table in a thread, as a stream has it."""
 
-    def __init__(self, target: DeltaSinkTable) -> None:
+    def __init__(self, target: MergeTable) -> None:
         self._target, self._over = target, threading.Event()
         self.seconds, self.count, self.bytes = 0.0, 0, 0
         self._thread = threading.Thread(target=self._go)
@@ -65,7 +68,7 @@ class Beside:
             self.count += compact_table(self._target, self._run, self._over.is_set)
             self.seconds += time.monotonic() - began
             if time.monotonic() - swept > _SWEEP:
-                vacuum_files(self._target.load_log(), _KEPT)
+                _delete_old_files(self._target)
                 swept = time.monotonic()
 
     def _run(self, work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
@@ -80,6 +83,14 @@ class Beside:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+
+
+def _delete_old_files(target: MergeTable) -> None:
+    if isinstance(target, DeltaSinkTable):
+        vacuum_files(target.load_log(), _KEPT)
+    else:
+        upkeep.RETENTION_SECONDS = round(_KEPT)
+        target.clean_up()
 
 
 @dataclass
@@ -105,13 +116,13 @@ class Ours:
     changed: int = 0
 
 
-def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) -> Ours:
+def ours(open_table: Callable[[], MergeTable], size: int, changes: int, count: int) -> Ours:
     """Batches of this project, the first one (which makes the index) apart."""
-    target, found = opened(folder, vectors=vectors), Ours()
+    target, found = open_table(), Ours()
+    schema, first = file_schema(target), target.markers().get(_MARKER) or 0
     columns = ["id", SEQ_COLUMN, OP_COLUMN, TS_COLUMN]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with Beside(opened(folder, vectors=vectors)) as beside:
-        first = target.load_log().version * 10
+    with Beside(open_table()) as beside:
         used, made_in = time.process_time(), time.thread_time()
         for seq, changed in batches(size, changes, count + 1):
             used += time.thread_time() - made_in  # that of making the batch
@@ -120,10 +131,10 @@ def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) ->
             newer = changed.set_column(
                 SCHEMA.get_field_index(SEQ_COLUMN), SEQ_COLUMN, pa.array(np.full(len(changed), first + seq))
             )
-            write_file(target.storage, name, SCHEMA, [newer], "id")
-            file, keys = describe_file(target.storage, name, SCHEMA, columns, "id")
+            write_file(target.storage, name, schema, [newer], "id")
+            file, keys = describe_file(target.storage, name, schema, columns, "id")
             change = Upsert(with_row_places(keys, [file]))
-            assert target.commit(lambda _, change=change: change, {"cdc/bench/stream": first + seq}, FENCE)  # type: ignore[misc]
+            assert target.commit(lambda _, change=change: change, {_MARKER: first + seq}, FENCE)  # type: ignore[misc]
             found.took.append(time.monotonic() - began)
             found.changed += file.size
             if len(found.took) == 1:
@@ -138,7 +149,7 @@ def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) ->
 
 def copies(folder: Path, size: int, changes: int, count: int) -> list[float]:
     """This project, merging by copies."""
-    return ours(folder, size, changes, count, vectors=False).took
+    return ours(partial(opened, folder, vectors=False), size, changes, count).took
 
 
 def delta_rs(folder: Path, size: int, changes: int, count: int) -> list[float]:
@@ -214,7 +225,7 @@ def line(name: str, size: int, changes: int, took: list[float]) -> float:
     return middle
 
 
-def told(size: int, count: int, found: Ours, joined: float, target: DeltaSinkTable) -> str:
+def told(size: int, count: int, found: Ours, joined: float, target: MergeTable) -> str:
     """What else there is to say of batches of this project.
 
     :param joined: seconds that it took to put the files of the snapshot together, before the first batch.
@@ -252,15 +263,16 @@ def main() -> None:
                 began = time.monotonic()
                 compact_table(opened(folder, vectors=True), run_compactions_in_threads)
                 joined = time.monotonic() - began
-                found = ours(folder, size, 5000, count, vectors=True)
+                found = ours(partial(opened, folder, vectors=True), size, 5000, count)
                 middle = line("this project", size, 5000, found.took)
                 costs[size] = middle, (sum(found.took) + found.beside) / count, found.cpu / count
                 more.append(told(size, count, found, joined, opened(folder, vectors=True)))
                 scans += scanned(folder, fresh, size, readers)
-                line("this project", size, 100_000, ours(folder, size, 100_000, 10, vectors=True).took)
+                large = ours(partial(opened, folder, vectors=True), size, 100_000, 10)
+                line("this project", size, 100_000, large.took)
                 for path in Path(work).iterdir():
                     shutil.rmtree(path)
-            if "rivals" in arms and size <= _RIVALS_ROWS:
+            if "rivals" in arms and size <= RIVALS_ROWS:
                 for name, arm, vectors, rounds in RIVALS:
                     made(folder, size, vectors=vectors)
                     line(name, size, 5000, arm(folder, size, 5000, rounds))

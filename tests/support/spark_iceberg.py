@@ -37,10 +37,12 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "1",
     "spark.default.parallelism": "1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 }
+#: For many small statements.
+_QUICK = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+#: As users have it, on the cores of this machine.
+_USUAL = {"spark.master": "local[*]", "spark.driver.memory": "4g", "spark.sql.shuffle.partitions": "8"}
 #: Answers statements, one a line, until its input ends. Values that JSON has not are texts.
 _SERVER = """
 import json, sys
@@ -94,17 +96,19 @@ class SparkIceberg:
 
 
 @contextlib.contextmanager
-def spark_iceberg(catalogs: Mapping[str, Mapping[str, str]]) -> Iterator[SparkIceberg]:
+def spark_iceberg(catalogs: Mapping[str, Mapping[str, str]], *, quick: bool = True) -> Iterator[SparkIceberg]:
     """Start Spark with Iceberg.
 
+    :param quick: for many small statements; else as users have it.
     :param catalogs: by name, their settings below ``spark.sql.catalog.<name>``, such as ``type`` and ``uri``.
     """
     jars = maven_jars(f"iceberg-spark-{ICEBERG}", (_RUNTIME, _SQLITE))
     folder = tempfile.mkdtemp(prefix="cdc-spark-iceberg-")
     quiet = files("airflow_provider_cdc.spark").joinpath("log4j2.properties")
-    options = f"-Djava.io.tmpdir={folder} -Dlog4j2.configurationFile=file:{quiet} {jvm.SHORT_LIVED}"
+    options = f"-Djava.io.tmpdir={folder} -Dlog4j2.configurationFile=file:{quiet} {jvm.SHORT_LIVED if quick else ''}"
     settings = {
         **_SETTINGS,
+        **(_QUICK if quick else _USUAL),
         "spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar"))),
         "spark.driver.extraJavaOptions": options,
     }
