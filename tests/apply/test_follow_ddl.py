@@ -295,7 +295,7 @@ def test_a_group_that_is_read_again_behind_it(
     """What has come since then is replayed onto it, over the DDL of another table."""
     cli = copied(server, tmp_path)
     said: list[str] = []
-    monkeypatch.setattr(SilentReporter, "line", lambda _, text: said.append(text))
+    monkeypatch.setattr(SilentReporter, "line", lambda _, text, *__: said.append(text))
     with cleared(cli) as read:
         run(server, *FOLLOWED["a column in the middle"])
         cli.catch_up()
@@ -331,7 +331,7 @@ def test_a_staged_group_of_the_definition_before(
     """Read before the DDL, and written down when the stream had followed it."""
     cli = copied(server, tmp_path)
     said: list[str] = []
-    monkeypatch.setattr(SilentReporter, "line", lambda _, text: said.append(text))
+    monkeypatch.setattr(SilentReporter, "line", lambda _, text, *__: said.append(text))
     with cleared(cli) as read:
         stage = reread.stage_group
 

@@ -56,7 +56,7 @@ def test_a_column_that_is_gone_stays(
     server: MySQLServer, database: str, how: str, merge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(SilentReporter, "line", lambda _, text: said.append(text))
+    monkeypatch.setattr(SilentReporter, "line", lambda _, text, *__: said.append(text))
     cli = copied(server, tmp_path, KEEPING[how], sink={"merge": merge})
     run(
         server,
@@ -154,7 +154,7 @@ def test_other_types(server: MySQLServer, database: str, tmp_path: Path) -> None
 
 def test_no_other_types(server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(SilentReporter, "line", lambda _, text: said.append(text))
+    monkeypatch.setattr(SilentReporter, "line", lambda _, text, *__: said.append(text))
     cli = copied(server, tmp_path, {"exclude_schema_changes": ["alter.column.type"]})
     run(server, "ALTER TABLE quiet MODIFY v VARCHAR(90)", "ALTER TABLE keyed MODIFY id BIGINT")
     with pytest.raises(TableSuspendedError, match=r"d\.keyed"):
