@@ -38,7 +38,10 @@ def ask_the_stream(site: Site, page: Page, name: str) -> None:
     site.wait_batch(name, site.stream(name).epoch)
     page.get_by_role("link", name="Tables").click()
     page.get_by_role("link", name=table, exact=True).click()
-    for act, says, state in (("Suspend", "continues without", "suspended"), ("Resume", "rejoins", "streaming")):
+    for act, says, state in (
+        ("Suspend", "continues without", "suspended"),
+        ("Re-snapshot and resume", "rejoins", "streaming"),
+    ):
         confirm(page, f"{act}: {table}", says)
         expect(page.locator(f"[data-state={state}]")).to_be_visible()
     expect(page.get_by_role("region", name="Requests").get_by_text("done")).to_have_count(2)
