@@ -33,6 +33,7 @@ from airflow_provider_cdc.sinks.iceberg.format.manifests import (
     FileContent,
     ManifestEntry,
     ManifestHeader,
+    assign_row_ids,
     write_manifest,
 )
 from airflow_provider_cdc.sinks.iceberg.format.partition_spec import PartitionSpec, parse_partition_spec
@@ -46,7 +47,7 @@ from airflow_provider_cdc.sinks.iceberg.format.snapshots import (
     make_snapshot,
     new_snapshot_id,
 )
-from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
+from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata, may_delete_files
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import Requirement, Update
 from airflow_provider_cdc.sinks.iceberg.format.values import encode_value
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import check_file_schema
@@ -269,7 +270,8 @@ class CommitEncoder:
         self, entries: list[ManifestEntry], content: ManifestContent, spec_id: int, number: int
     ) -> LoadedManifest:
         spec = self._spec if spec_id == self._spec.spec_id else self._metadata.partition_specs[spec_id]
-        header = ManifestHeader(self._metadata.format_version, content, spec, self._schema)
+        schema = self._metadata.schema_of_spec(spec, self._schema)
+        header = ManifestHeader(self._metadata.format_version, content, spec, schema)
         name = f"{METADATA_FOLDER}/{self._stem}-{'m' if content is ManifestContent.DATA else 'd'}{number}.avro"
         data, manifest = write_manifest(header, entries, self._log.location.file_location(name), self._snapshot_id)
         self._add_file(name, data)
@@ -289,23 +291,23 @@ class CommitEncoder:
         for before, manifest in zip(manifests, assigned, strict=True):
             if before.manifest.sequence_number is not None:
                 loaded[manifest.manifest_path] = before
+                if manifest != before.manifest:  # that of an upgraded table gets its first row id now
+                    entries = assign_row_ids(before.entries, manifest.first_row_id)
+                    loaded[manifest.manifest_path] = LoadedManifest(manifest, entries)
             elif entries := self._inherit(before.entries, manifest):
                 loaded[manifest.manifest_path] = LoadedManifest(manifest, entries)
         return assigned, loaded, next_row_id
 
     def _inherit(self, entries: Iterable[ManifestEntry], manifest: ManifestFile) -> tuple[ManifestEntry, ...]:
         """Return the entries of a new manifest for files that are part of the snapshot, as they are read later."""
-        live, row_id, number = list[ManifestEntry](), manifest.first_row_id, self._sequence_number
+        live, number = list[ManifestEntry](), self._sequence_number
         for entry in entries:
             if not entry.is_live:
                 continue
             if entry.status == EntryStatus.ADDED:
                 entry = msgspec.structs.replace(entry, sequence_number=number, file_sequence_number=number)
-            if row_id is not None and entry.file.first_row_id is None:
-                entry = msgspec.structs.replace(entry, file=msgspec.structs.replace(entry.file, first_row_id=row_id))
-                row_id += entry.file.record_count
             live.append(entry)
-        return tuple(live)
+        return assign_row_ids(live, manifest.first_row_id)
 
     def _encode_list(self, manifests: list[ManifestFile]) -> str:
         data = write_manifest_list(
@@ -390,7 +392,7 @@ class CommitEncoder:
             **marker_properties(log.markers, self._markers),
             OWN_SNAPSHOT_PROPERTY: f"{snapshot.snapshot_id}/{snapshot.sequence_number}",
         }
-        expired = expired_snapshots(
+        expired = may_delete_files(metadata) and expired_snapshots(
             {**metadata.snapshots, snapshot.snapshot_id: snapshot},
             {**metadata.refs, MAIN_BRANCH: {**metadata.refs.get(MAIN_BRANCH, {}), "snapshot-id": snapshot.snapshot_id}},
             {**metadata.properties, **properties},
@@ -400,10 +402,15 @@ class CommitEncoder:
         return [
             *self._definition,
             table_updates.add_snapshot(snapshot),
-            table_updates.set_snapshot_ref(snapshot.snapshot_id),
+            table_updates.set_snapshot_ref(snapshot.snapshot_id, MAIN_BRANCH, **self._retention_of_main()),
             table_updates.set_properties(properties),
             *([table_updates.remove_snapshots(expired)] if expired else []),
         ]
+
+    def _retention_of_main(self) -> dict[str, int]:
+        """Return what is said about the retention of ``main``: a catalog forgets what an update of it does not say."""
+        ref = self._metadata.refs.get(MAIN_BRANCH, {})
+        return {name.replace("-", "_"): ref[name] for name in _RETENTION if ref.get(name) is not None}
 
     # ------------------------------------------------------------ storage
 
@@ -424,6 +431,8 @@ class CommitEncoder:
                 pass
 
 
+#: Members of a branch that say how long its snapshots are kept.
+_RETENTION = ("min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
 #: What commits of rows require of the definition: that they have the columns and partitions of the table.
 _REQUIRED_FOR_ROWS = ("assert-current-schema-id", "assert-default-spec-id")
 
@@ -440,4 +449,6 @@ def _defined_schema_and_spec(
             schema = metadata.schemas[update["schema-id"]]
         elif update["action"] == "add-spec":
             spec = parse_partition_spec(update["spec"])
+        elif update["action"] == "set-default-spec" and update["spec-id"] != table_updates.LAST_ADDED:
+            spec = metadata.partition_specs[update["spec-id"]]
     return schema, spec

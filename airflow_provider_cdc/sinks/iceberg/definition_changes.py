@@ -124,9 +124,13 @@ def _schema_and_spec_updates(
     updates = _schema_updates(metadata, schema, last_column_id)
     spec = partition_spec_for(schema, table_format, metadata)
     current = [(part.source_ids, part.transform) for part in metadata.default_spec.fields]
-    if [(part.source_ids, part.transform) for part in spec.fields] != current:
-        updates += [table_updates.add_partition_spec(spec), table_updates.set_default_spec()]
-    return updates
+    if [(part.source_ids, part.transform) for part in spec.fields] == current:
+        return updates
+    # A catalog gives no new id to a spec that the table has had before, and manifests have this id.
+    known = next((s for s in metadata.partition_specs.values() if s.fields == spec.fields), None)
+    if known is not None:
+        return [*updates, table_updates.set_default_spec(known.spec_id)]
+    return [*updates, table_updates.add_partition_spec(spec), table_updates.set_default_spec()]
 
 
 def _schema_updates(metadata: TableMetadata, schema: IcebergSchema, last_column_id: int | None) -> list[Update]:
@@ -157,14 +161,17 @@ def _edited_schema(metadata: TableMetadata, columns: pa.Schema, docs: Mapping[st
     return editor.build_schema(max(metadata.schemas) + 1), editor.last_column_id
 
 
-def new_table_properties(options: TableOptions, own: Mapping[str, str]) -> dict[str, str]:
+def new_table_properties(
+    options: TableOptions, own: Mapping[str, str], existing: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the properties of a new table.
 
     :param own: properties that replace the default ones.
+    :param existing: properties of an existing table, which keeps what it has in place of defaults.
     """
     mode = "merge-on-read" if options.deletion_vectors else "copy-on-write"
     return {
-        **_DEFAULT_PROPERTIES,
+        **{name: (existing or {}).get(name, value) for name, value in _DEFAULT_PROPERTIES.items()},
         **{f"write.{action}.mode": mode for action in ("delete", "update", "merge")},
         **options.properties,
         **own,

@@ -140,7 +140,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
     def _adopt(self, pipeline: str) -> bool:
         """Remove all rows of a table, and make a pipeline its owner."""
         log = self._log
-        properties = new_table_properties(self.options, self._own_properties(pipeline))
+        properties = new_table_properties(self.options, self._own_properties(pipeline), log.properties)
         definition = [
             *replace_updates(log.metadata, self._format, self.options),
             table_updates.set_properties(properties_to_set(log.properties, properties)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.sinks.iceberg.commit_encoder import VECTOR_FOLDER
 from airflow_provider_cdc.sinks.iceberg.format.manifest_list import ManifestFile
+from airflow_provider_cdc.sinks.iceberg.format.table_metadata import may_delete_files
 from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import IcebergLog
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import (
     METADATA_FOLDER,
@@ -22,12 +23,14 @@ RETENTION_SECONDS = 3600
 def vacuum_files(log: IcebergLog) -> None:
     """Delete the files of a table that no snapshot needs.
 
-    Only the storage's clock counts. An expired snapshot is needed until an hour after it was replaced by the next one.
-    Files of a commit whose outcome is unknown belong to no snapshot: they are deleted as abandoned ones, like those of
-    writers that were killed.
+    Nothing is deleted if the table has ``gc.enabled = false``. Only the storage's clock counts. An expired snapshot is
+    needed until an hour after it was replaced by the next one. Files of a commit whose outcome is unknown belong to no
+    snapshot: they are deleted as abandoned ones, like those of writers that were killed.
 
     :raises TransientError: if that is not possible now.
     """
+    if not may_delete_files(log.metadata):
+        return
     try:
         expired = find_expired_snapshots(log.storage, log.reader, log.metadata)
         abandoned = _find_leftovers(log)

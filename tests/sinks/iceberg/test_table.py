@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from airflow_provider_cdc.sinks.iceberg.format.manifests import (
     write_manifest,
 )
 from airflow_provider_cdc.sinks.iceberg.format.schema_changes import SchemaEditor
+from airflow_provider_cdc.sinks.iceberg.format.snapshots import make_snapshot, new_snapshot_id
+from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import marker_properties, parse_markers
 from airflow_provider_cdc.sinks.iceberg.sink import IcebergSink
 from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
@@ -594,3 +598,102 @@ def test_markers_of_chunk_groups_take_little_room() -> None:
     assert parse_markers(marker_properties({"g/7": 1}, {"g/07": 2, "g/8": 1})) == {"g/7": 1, "g/8": 1, "g/07": 2}
     with pytest.raises(TerminalError, match=r"airflow-cdc.markers.g/ has the value '1-x:1'"):
         parse_markers({"airflow-cdc.markers.g/": "1-x:1"})
+
+
+# ---------------------------------------------------------------- definitions that come back, and old files
+
+
+def test_a_partition_column_that_changes_its_type_and_back(tmp_path: Path) -> None:
+    """A spec that the table has had before keeps its id; files of older specs are removed by their own columns."""
+    numbers, texts = nullable("a", "int"), nullable("a", "varchar", "varchar(9)", charset="utf8mb4")
+    tables = {
+        kind: TableSchema("shop", "orders", (INT, column), ("id",)) for kind, column in ((1, numbers), (2, texts))
+    }
+    partition_by = ((".*[.].*", (("a", None),)),)
+    make_table(tmp_path, tables[1], partition_by=partition_by)
+    for step, (kind, value) in enumerate(((2, None), (1, 7), (2, "x"), (1, 8)), 1):
+        target = open_sink(tmp_path, partition_by=partition_by).table(tables[kind])
+        listed = [] if value is None else [dict(zip(target.schema.names, (1, value, 9, "r", None), strict=False))]
+        staged = target.stage(f"1/{step}/1/s", [pa.Table.from_pylist(listed, target.schema)])
+        assert target.overwrite([staged], {"step": step}, FENCE)
+        log = target.open_log()
+        log.refresh()
+        partitions = [[*file.partition.values()] for file in log.files.values()]
+        assert partitions == ([[str(value)]] if value else [])
+        for read in (read_with_pyiceberg, read_with_duckdb):
+            assert read(metadata_file(target)).column("a").to_pylist() == ([value] if value else [])
+    assert len(loaded_table(target).metadata.partition_specs) == 2
+
+
+def test_a_branch_in_place_of_main_is_noticed_although_its_base_has_expired(tmp_path: Path) -> None:
+    target = make_table(tmp_path)
+    upsert(target, 1, 1)
+    base = loaded_table(target).metadata.current_snapshot
+    assert base is not None
+    other_writer(target).update([table_updates.set_snapshot_ref(base.snapshot_id, "audit")])
+    target = open_sink(tmp_path).table(KEYED)
+    upsert(target, 2, 2)
+    other = other_writer(target)
+    known, number = other.metadata, new_snapshot_id(other.metadata.snapshots)
+    snapshot = make_snapshot(
+        number,
+        base.snapshot_id,
+        known.last_sequence_number + 1,
+        known.last_updated_ms + 1,
+        base.manifest_list,
+        "append",
+        0,
+        first_row_id=known.next_row_id,
+        added_rows=0,
+    )
+    other.update([table_updates.add_snapshot(snapshot), table_updates.set_snapshot_ref(number, "audit")])
+    other_writer(target).update([table_updates.set_snapshot_ref(number)])
+    other_writer(target).update([table_updates.remove_snapshots([base.snapshot_id])])
+    with pytest.raises(TerminalError, match="rolled back or replaced"):
+        open_sink(tmp_path).table(KEYED).read()
+
+
+def test_what_others_say_about_retention_stays(tmp_path: Path) -> None:
+    """That of the main branch is part of each commit; with ``gc.enabled = false``, nothing expires or is deleted."""
+    target = make_table(tmp_path)
+    upsert(target, 1, 1)
+    current = loaded_table(target).metadata.current_snapshot
+    assert current is not None
+    other_writer(target).update(
+        [
+            table_updates.set_snapshot_ref(current.snapshot_id, max_snapshot_age_ms=604_800_000),
+            table_updates.set_properties({"gc.enabled": "false", "history.expire.max-snapshot-age-ms": "1"}),
+        ]
+    )
+    target = open_sink(tmp_path).table(KEYED)
+    for seq in (2, 3):
+        upsert(target, seq, 1)
+    metadata = loaded_table(target).metadata
+    assert metadata.refs["main"]["max-snapshot-age-ms"] == 604_800_000
+    other_writer(target).update([table_updates.set_snapshot_ref(metadata.refs["main"]["snapshot-id"])])
+    target = open_sink(tmp_path).table(KEYED)
+    upsert(target, 4, 1)
+    assert len(loaded_table(target).metadata.snapshots) == 4
+
+
+def test_rows_of_an_upgraded_table_keep_their_ids(tmp_path: Path) -> None:
+    """From the first commit after the upgrade on, in the manifest list and for this writer."""
+    target = make_table(tmp_path, copy_on_write_tables=(".*[.].*",))
+    staged = target.stage("1/0/1/s", [rows((1, "a", 1, "r"), (2, "a", 1, "r"))])
+    assert target.commit(lambda _: PublishSlices([staged]), {"g": 1}, FENCE)
+    table, catalog = loaded_table(target), catalog_of(target)
+    assert isinstance(catalog, SqlCatalog)
+    upgraded = TableMetadata({**table.metadata.json, "format-version": 3, "next-row-id": 0})
+    location = catalog._write_metadata(upgraded, table.metadata_location)
+    with closing(sqlite3.connect(tmp_path / "iceberg_catalog.db")) as connection:
+        connection.execute("UPDATE iceberg_tables SET metadata_location = ?", (location,))
+        connection.commit()
+    target = open_sink(tmp_path).table(KEYED)
+    first_ids = set()
+    for seq in (2, 3, 4):
+        upsert(target, seq, 10 + seq)
+        log = target.open_log()
+        log.refresh()
+        (path,) = (file.path for file in staged.files)
+        first_ids |= {log.files[path].entry.file.first_row_id, target.load_log().files[path].entry.file.first_row_id}
+    assert len(first_ids) == 1 and None not in first_ids

@@ -200,6 +200,20 @@ def read_manifest(data: bytes, manifest: ManifestFile) -> list[ManifestEntry]:
     return [_from_record(record, manifest) for record in records]
 
 
+def assign_row_ids(entries: Iterable[ManifestEntry], first_row_id: int | None) -> tuple[ManifestEntry, ...]:
+    """Return the live entries of a manifest with the row ids that their files inherit.
+
+    :param first_row_id: that of the manifest; ``None`` if it has none.
+    """
+    assigned = list[ManifestEntry]()
+    for entry in entries:
+        if first_row_id is not None and entry.file.first_row_id is None:
+            file = msgspec.structs.replace(entry.file, first_row_id=first_row_id)
+            entry, first_row_id = msgspec.structs.replace(entry, file=file), first_row_id + file.record_count
+        assigned.append(entry)
+    return tuple(assigned)
+
+
 def _check_entry(header: ManifestHeader, entry: ManifestEntry) -> None:
     file, problem = entry.file, None
     if (file.content == FileContent.DATA) != (header.content is ManifestContent.DATA):

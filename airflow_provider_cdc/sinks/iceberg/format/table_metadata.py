@@ -101,6 +101,15 @@ class TableMetadata:
         """The partition spec of new files."""
         return self.partition_specs[self.json["default-spec-id"]]
 
+    def schema_of_spec(self, spec: PartitionSpec, schema: IcebergSchema) -> IcebergSchema:
+        """Return a schema with the columns of a partition spec, some of which may have been dropped since.
+
+        :param schema: this one, if it has all of them; else the newest one that has.
+        """
+        source_ids = {number for part in spec.fields for number in part.source_ids}
+        candidates = [schema, *(self.schemas[number] for number in sorted(self.schemas, reverse=True))]
+        return next((s for s in candidates if source_ids <= {field.id for field in s.fields}), schema)
+
     @cached_property
     def snapshots(self) -> Mapping[int, TableSnapshot]:
         """Its snapshots by id, in the order in which they were made."""
@@ -135,6 +144,11 @@ class TableMetadata:
     def to_bytes(self) -> bytes:
         """Return the text of its JSON."""
         return json.dumps(self.json, separators=(",", ":")).encode()
+
+
+def may_delete_files(metadata: TableMetadata) -> bool:
+    """Return whether snapshots may expire and files be deleted: not if other tables use the same files."""
+    return metadata.properties.get("gc.enabled", "true").lower() != "false"
 
 
 def parse_metadata(value: Mapping[str, Any] | bytes, location: str) -> TableMetadata:

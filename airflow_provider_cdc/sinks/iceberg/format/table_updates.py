@@ -180,10 +180,8 @@ def _set_snapshot_ref(json: dict[str, Any], update: Update, now_ms: int, _: dict
     snapshot_id, name = update["snapshot-id"], update["ref-name"]
     if snapshot_id not in {known["snapshot-id"] for known in json.get("snapshots") or ()}:
         raise ValueError(f"there is no snapshot {snapshot_id}")
-    old_ref = (json.get("refs") or {}).get(name, {})
     given = {key: value for key, value in update.items() if key not in ("action", "ref-name")}
-    # A commit to a branch keeps what is said about its retention.
-    json["refs"] = {**(json.get("refs") or {}), name: {**old_ref, **given}}
+    json["refs"] = {**(json.get("refs") or {}), name: given}
     if name == MAIN_BRANCH:
         json["current-snapshot-id"] = snapshot_id
         entry = {"timestamp-ms": now_ms, "snapshot-id": snapshot_id}

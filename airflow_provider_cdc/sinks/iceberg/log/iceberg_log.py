@@ -308,7 +308,7 @@ class IcebergLog:
             if snapshot.sequence_number <= int(sequence_number):
                 break
             is_cut = snapshot.parent_snapshot_id is not None and snapshot.parent_snapshot_id not in metadata.snapshots
-        if is_cut:  # it has expired, and everything since is newer
+        if is_cut and int(snapshot_id) not in metadata.snapshots:  # it has expired, and everything since is newer
             return
         raise TerminalError(
             f"the current snapshot of the {self.name} is {current.snapshot_id if current else 'none'}, which is not "
@@ -338,6 +338,7 @@ class IcebergLog:
             if not manifest.is_data:
                 continue
             spec = specs[manifest.manifest.partition_spec_id]
+            spec_schema = metadata.schema_of_spec(spec, schema)
             for entry in manifest.entries:
                 vector = vectors.get(entry.file.file_path)
                 path = location.path_of(entry.file.file_path)
@@ -347,7 +348,7 @@ class IcebergLog:
                     continue
                 if old is not None and not is_own and not _is_same_vector(old, vector):
                     self.revived_files.add(path)
-                files[path] = IcebergLiveFile(path, entry, vector, schema, spec)
+                files[path] = IcebergLiveFile(path, entry, vector, schema, spec, spec_schema)
         removed = old_files.keys() - files.keys()
         self.revived_files |= removed  # removed, but may be added again
         for path in removed:

@@ -25,6 +25,7 @@ class IcebergLiveFile:
     :param vector: the entry of its deletion vector.
     :param schema: schema of the table.
     :param spec: partition spec of the file.
+    :param spec_schema: schema that has the columns of the partition spec.
     """
 
     path: str
@@ -32,6 +33,7 @@ class IcebergLiveFile:
     vector: ManifestEntry | None
     schema: IcebergSchema
     spec: PartitionSpec
+    spec_schema: IcebergSchema
 
     @property
     def size(self) -> int:
@@ -53,7 +55,7 @@ class IcebergLiveFile:
         """Its partition: values, as text, by name."""
         if not self.spec.fields:
             return {}
-        types = self.spec.result_types(self.schema)
+        types = self.spec.result_types(self.spec_schema)
         return {
             value_name(part.name): partition_value_text(
                 types[part.field_id], self.entry.file.partition.get(part.field_id)

@@ -65,7 +65,8 @@ class SnapshotReader:
         """
         loaded = dict[str, LoadedManifest]()
         for manifest in manifests:
-            if (same := known.get(manifest.manifest_path)) is not None:
+            same = known.get(manifest.manifest_path)
+            if same is not None and same.manifest.first_row_id == manifest.first_row_id:
                 loaded[manifest.manifest_path] = same
                 continue
             entries = self.read_entries(manifest)
