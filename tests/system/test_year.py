@@ -66,7 +66,7 @@ class Clock:
         self._real, self._now = time.time, time.time() - YEAR
         monkeypatch.setattr(time, "time", lambda: self._now)
         monkeypatch.setattr(time, "monotonic", lambda: self._now)
-        for module in ("streams", "observations", "control_requests", "state_database", "snapshots"):
+        for module in ("streams", "observations", "control_requests", "events", "snapshots"):
             monkeypatch.setattr(f"airflow_provider_cdc.state.{module}.utc_now", self.moment)
 
     def moment(self) -> datetime:
