@@ -27,7 +27,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-provider-cdc",
         "name": _NAME,
-        "description": "Copies a live MySQL database into Delta or Iceberg tables with Spark and keeps the copy up to date.",
+        "description": "Copies a live MySQL database into Delta or Iceberg tables with Spark, kept up to date.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
         "hooks": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.airflow.hooks.mysql"]}],
         "operators": [

@@ -60,7 +60,7 @@ def test_where_machine_code_is_kept(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     nowhere = "/dev/null/nowhere"
     found = done(run("folder", HOME=nowhere, TMPDIR=str(folder))).strip()
-    assert Path(found).parent == folder / f"airflow-provider-cdc-{os.geteuid()}"
+    assert Path(found).parent == folder / f"airflow-provider-cdc-{os.geteuid()}-machine-code"
     named = done(run("folder", HOME=nowhere, XDG_CACHE_HOME=str(tmp_path / "xdg"))).strip()
     assert Path(named).parent == tmp_path / "xdg" / "airflow-provider-cdc" / "machine-code"
     chosen = done(run("folder", HOME=nowhere, NUMBA_CACHE_DIR=str(tmp_path / "numba"))).strip()
@@ -70,7 +70,7 @@ def test_where_machine_code_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["open", pytest.param("link", marks=pytest.mark.long)])
 def test_a_folder_of_others_is_never_used(tmp_path: Path, how: str) -> None:
     """What is in it would be executed. It works without one, only slower."""
-    mine = tmp_path / f"airflow-provider-cdc-{os.geteuid()}"
+    mine = tmp_path / f"airflow-provider-cdc-{os.geteuid()}-machine-code"
     if how == "open":
         mine.mkdir()
         mine.chmod(0o777)
