@@ -83,7 +83,7 @@ def _polars_iceberg(table: Place) -> pa.Table:
     assert isinstance(table, CatalogPlace)
     found = table.load()
     assert found is not None
-    os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"  # else it recommends a package of its own
+    os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"  # else it recommends another package
     return polars.scan_iceberg(found).collect().to_arrow()
 
 

@@ -222,5 +222,5 @@ def read_with_duckdb(metadata_file: Path, columns: str = "*") -> pa.Table:
 
 def read_with_polars(metadata_file: Path) -> pa.Table:
     """By Polars' own reader of data files; it asks pyiceberg which ones there are."""
-    os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"  # else it recommends a package of its own
+    os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"  # else it recommends another package
     return pl.scan_iceberg(metadata_file.as_uri(), reader_override="native").collect().to_arrow()

@@ -79,7 +79,7 @@ def held(target: IcebergSinkTable) -> dict[int, int]:
 
 
 def other_writer(target: IcebergSinkTable) -> CatalogFolderTable:
-    """Somebody else who writes to the table, at its newest version."""
+    """Another writer of the table, at its newest version."""
     return CatalogFolderTable.of(catalog_of(target), loaded_table(target), target.identifier)
 
 
@@ -125,7 +125,7 @@ def test_a_branch_that_was_rolled_back_stops_the_table(tmp_path: Path) -> None:
     for again in (target, open_sink(tmp_path).table(KEYED)):
         with pytest.raises(TerminalError, match=f"not based on snapshot {snapshots[2]}"):
             again.markers()
-    other.commit(other.write_rows(rows((9, "theirs", 1, "c"))))  # and when somebody has gone on from there
+    other.commit(other.write_rows(rows((9, "theirs", 1, "c"))))  # and when another writer has continued from there
     with pytest.raises(TerminalError, match="rolled back or replaced"):
         open_sink(tmp_path).table(KEYED).raise_fence(Fence("epoch", 2))
     other_writer(target).update([table_updates.set_snapshot_ref(snapshots[2])])

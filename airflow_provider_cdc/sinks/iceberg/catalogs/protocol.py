@@ -45,7 +45,7 @@ class CommitOutcome(StrEnum):
     DONE = "done"
     #: A requirement is not met: the table does not have it, and never will.
     CONFLICT = "conflict"
-    #: The catalog did not answer, or with an error of its own: the table has it, or does not, or gets it later.
+    #: The catalog did not answer, or reported an internal error: the table has it, or does not, or gets it later.
     UNKNOWN = "unknown"
 
 
