@@ -140,6 +140,16 @@ def test_a_namespace_that_may_not_be_created(proxy: RestProxy, tmp_path: Path) -
     assert catalog.create_table(SHOP, empty_metadata(f"file://{tmp_path}/c")) is not None
 
 
+def test_a_namespace_that_another_client_creates_at_the_same_time(proxy: RestProxy, tmp_path: Path) -> None:
+    """Catalogs answer 500 then, although the namespace exists."""
+    catalog, metadata = RestCatalog({"uri": proxy.uri}), empty_metadata(f"file://{tmp_path}/c")
+    proxy.meet("refused", path="/namespaces")
+    with pytest.raises(TransientError, match="500 ByTheProxy: .*, in answer to: create namespace shop"):
+        catalog.create_table(SHOP, metadata)
+    proxy.meet("denied", path="/namespaces")
+    assert catalog.create_table(SHOP, metadata) is not None
+
+
 def test_a_catalog_that_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(TransientError, match=f"the REST catalog {uri}: .*refused") as error:

@@ -671,7 +671,7 @@ def test_files_that_somebody_left_in_a_partition_go(tmp_path: Path, monkeypatch:
     target.storage.write(left, b"")
     maintenance.vacuum_files(target.load_log())
     assert target.storage.size(left) == 0
-    monkeypatch.setattr(maintenance, "_ABANDONED_HOURS", -1)
+    monkeypatch.setattr(maintenance, "ABANDONED_HOURS", -1)
     maintenance.vacuum_files(target.load_log(), retention=-3600)
     assert target.storage.size(left) is None and len(held(target)) == 1
 

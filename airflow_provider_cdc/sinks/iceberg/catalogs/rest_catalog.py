@@ -99,8 +99,14 @@ class RestCatalog:
         for depth in range(1, len(namespace) + 1):
             levels = namespace[:depth]
             response = self._client.ask("POST", "namespaces", {"namespace": [*levels], "properties": {}})
-            if response.status not in _OK and response.status != _CONFLICT:
+            if response.status in _OK or response.status == _CONFLICT:
+                continue
+            # Some answer 500, not 409, to one of two clients that create it at once.
+            if response.status not in _SERVER_ERRORS or not self._namespace_exists(levels):
                 raise self._client.refuse(response, f"create namespace {'.'.join(levels)}")
+
+    def _namespace_exists(self, namespace: tuple[str, ...]) -> bool:
+        return self._client.ask("GET", self._client.namespace_path(namespace)).status in _OK
 
     def _path_of(self, table: TableIdentifier) -> str:
         return self._client.table_path(table.namespace, table.name)
