@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_provider_cdc.airflow.operators.base import make_run_context
+from airflow_provider_cdc.config.catalog_settings import catalog_settings, table_identifier
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
 
 if TYPE_CHECKING:
@@ -99,6 +100,12 @@ def _copy_dataset(run_context: RunContext, table: TableSchema) -> Any:
     }
     columns = ((field.name, str(field.type)) for field in table.sink_schema)
     facets = {"schema": _schema_facet(columns), "columnLineage": facet.ColumnLineageDatasetFacet(fields=fields)}
+    sink = run_context.pipeline.sink
+    if sink.kind == "iceberg":
+        levels, table_name = table_identifier(sink.table_paths.path_of(*table.id))
+        catalog = catalog_settings(sink, run_context.access).uri
+        identifier = facet.Identifier(namespace=catalog, name=".".join((*levels, table_name)), type="TABLE")
+        facets["symlinks"] = facet.SymlinksDatasetFacet(identifiers=[identifier])
     place, folder = copy_dataset_name(run_context.pipeline, table.id)
     return facet.Dataset(namespace=place, name=folder, facets=facets)
 

@@ -27,6 +27,8 @@ _OTHER_TYPES = ("glue", "hive", "dynamodb", "bigquery", "in-memory")
 _REST_ENDPOINTS = "Use type rest with the REST endpoint of that catalog, or type sql"
 #: Name of the catalog in a SQL database, and its file below ``sink.path``, where nothing else is configured.
 DEFAULT_CATALOG_NAME, DEFAULT_CATALOG_FILE = "iceberg", "iceberg_catalog.db"
+#: Namespace of tables whose path has only one part.
+_DEFAULT_NAMESPACE = ("default",)
 
 _COMMON = ("type", "uri")
 _SQL_PROPERTIES = ("name",)
@@ -185,6 +187,15 @@ def catalog_settings(settings: _SinkFields, access: StoreAccess | None) -> Catal
         if name not in (_REST_PROPERTIES if kind == REST else _SQL_PROPERTIES):
             raise NotReadyError(f"sink.catalog.{name} is set, and a {kind} catalog has no {name}", "Leave it out")
     return CatalogSettings(kind, uri, tuple(sorted(merged.items())), access)
+
+
+def table_identifier(folder: str) -> tuple[tuple[str, ...], str]:
+    """Return namespace and name, in its catalog, of the table in a folder.
+
+    :param folder: path of the table below ``sink.path``.
+    """
+    *namespace, name = folder.split("/")
+    return tuple(namespace) or _DEFAULT_NAMESPACE, name
 
 
 #: Properties that may be shown.

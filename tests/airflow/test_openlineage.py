@@ -38,13 +38,40 @@ def test_copies_are_named_as_openlineage_names_files(path: str, place: tuple[str
     )
 
 
+def asked(operator: Any, task_result: Any = None) -> dict[str, Any]:
+    """What the provider gets from an operator: at its start, or with a result at its end."""
+    from airflow.providers.openlineage.extractors.base import DefaultExtractor
+    from openlineage.client.serde import Serde
+
+    extractor = DefaultExtractor(operator)
+    operator.task_result = task_result
+    found = extractor.extract() if task_result is None else extractor.extract_on_complete(None)
+    assert found is not None
+    lists = {name: [json.loads(Serde.to_json(one)) for one in getattr(found, name)] for name in ("inputs", "outputs")}
+    return {**lists, **{name: json.loads(Serde.to_json(facet)) for name, facet in found.run_facets.items()}}
+
+
+def test_iceberg_tables_have_the_name_of_their_catalog_too(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark names them: the files by their folder, and a symlink to the catalog's table."""
+    pytest.importorskip("openlineage.client", reason="Airflow's OpenLineage provider is not installed")
+    mysql_server.session(database, "CREATE TABLE one (id INT PRIMARY KEY)", "INSERT INTO one VALUES (1)")
+    cli = Cli(tmp_path, mysql_server, f"{database}..*", sink={"kind": "iceberg"})
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    cli.snapshot()
+    [copy] = asked(CdcStreamOperator(pipeline=str(cli.file), task_id="t"))["outputs"]
+    assert (copy["namespace"], copy["name"]) == ("file", f"{cli.sink}/{database}/one")
+    [symlink] = copy["facets"]["symlinks"]["identifiers"]
+    catalog = f"sqlite:///{cli.sink}/iceberg_catalog.db"
+    assert symlink == {"namespace": catalog, "name": f"{database}.one", "type": "TABLE"}
+
+
 def test_what_is_said_of_each_task(
     mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openlineage.client", reason="Airflow's OpenLineage provider is not installed")
-    from airflow.providers.openlineage.extractors.base import DefaultExtractor
-    from openlineage.client.serde import Serde
-
     for table in ("one", "two"):
         mysql_server.session(
             database,
@@ -56,19 +83,9 @@ def test_what_is_said_of_each_task(
         monkeypatch.setenv(name, value)
     pipeline: dict[str, Any] = {"pipeline": str(cli.file), "task_id": "t"}
 
-    def told(operator: Any, ended: Any = None) -> dict[str, Any]:
-        extractor = DefaultExtractor(operator)
-        operator.ended = ended
-        found = extractor.extract() if ended is None else extractor.extract_on_complete(None)
-        assert found is not None
-        lists = {
-            name: [json.loads(Serde.to_json(one)) for one in getattr(found, name)] for name in ("inputs", "outputs")
-        }
-        return {**lists, **{name: json.loads(Serde.to_json(facet)) for name, facet in found.run_facets.items()}}
-
-    assert told(CdcStreamOperator(**pipeline)) == {"inputs": [], "outputs": []}, "there is no plan yet"
+    assert asked(CdcStreamOperator(**pipeline)) == {"inputs": [], "outputs": []}, "there is no plan yet"
     cli.snapshot()
-    found = told(CdcStreamOperator(**pipeline))
+    found = asked(CdcStreamOperator(**pipeline))
     source = f"mysql://127.0.0.1:{mysql_server.port}"
     assert [(one["namespace"], one["name"]) for one in found["inputs"]] == [
         (source, f"{database}.one"),
@@ -87,11 +104,11 @@ def test_what_is_said_of_each_task(
     assert (field["namespace"], field["name"], field["field"]) == (source, f"{database}.one", "v")
     assert found["cdc"]["pipeline"] == "p" and found["cdc"]["position"]["file"] and found["cdc"]["result"] == {}
 
-    done = told(CdcStreamOperator(**pipeline), {"epoch": 1, "changes": 7})
+    done = asked(CdcStreamOperator(**pipeline), {"epoch": 1, "changes": 7})
     assert done["cdc"]["result"] == {"epoch": 1, "changes": 7} and done["outputs"] == found["outputs"]
-    group = told(CdcSnapshotOperator(groups=0, **pipeline))
+    group = asked(CdcSnapshotOperator(groups=0, **pipeline))
     assert [one["name"] for one in group["inputs"]] == [f"{database}.one", f"{database}.two"]
-    again = told(CdcResnapshotOperator(table=f"{database}.two", **pipeline))
+    again = asked(CdcResnapshotOperator(table=f"{database}.two", **pipeline))
     assert [one["name"] for one in again["inputs"]] == [f"{database}.two"]
-    compared = told(CdcVerifyOperator(**pipeline))
+    compared = asked(CdcVerifyOperator(**pipeline))
     assert len(compared["inputs"]) == 4 and compared["outputs"] == []

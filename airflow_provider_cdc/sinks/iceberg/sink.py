@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from airflow_provider_cdc.config.catalog_settings import CatalogSettings, catalog_settings
+from airflow_provider_cdc.config.catalog_settings import CatalogSettings, catalog_settings, table_identifier
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, SOFT, DeletePolicy
 from airflow_provider_cdc.config.patterns import matches_any
 from airflow_provider_cdc.config.sink_section import Sink
@@ -38,9 +38,6 @@ from airflow_provider_cdc.sinks.lake.table_options import TableOptions
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage
-
-#: Namespace of tables whose path has only one part.
-_DEFAULT_NAMESPACE = ("default",)
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,11 @@ class IcebergSink:
         )
         folder = self._layout.table_folder(table)
         return IcebergSinkTable(
-            self._storage.subfolder(folder), self._catalog, _identifier_of(folder), table_format, options
+            self._storage.subfolder(folder),
+            self._catalog,
+            TableIdentifier(*table_identifier(folder)),
+            table_format,
+            options,
         )
 
     def change_staging(self) -> TableChangeStaging:
@@ -129,7 +130,7 @@ class IcebergSink:
         table = IcebergSinkTable(
             self._storage.subfolder(folder),
             self._catalog,
-            _identifier_of(folder),
+            TableIdentifier(*table_identifier(folder)),
             IcebergTableFormat(RESUME_POINT_SCHEMA),
             TableOptions(deletion_vectors=False),
         )
@@ -200,9 +201,3 @@ def _find_file_schema(sink: IcebergSink, table: TableSchema) -> pa.Schema:
     if schema_number_of(schema) != NEW_TABLE_SCHEMA_ID:
         _file_schemas[key] = now, schema
     return schema
-
-
-def _identifier_of(folder: str) -> TableIdentifier:
-    """Return the name of the table in a folder."""
-    *namespace, name = folder.split("/")
-    return TableIdentifier(tuple(namespace) or _DEFAULT_NAMESPACE, name)
