@@ -1,6 +1,6 @@
 """The oldest, the newest and a middle Python, Airflow and Spark: an environment for each, and some of the tests in it.
 
-``python -m tests.versions [oldest|middle|newest] [core|demo|examples|life|assets|lineage|page|kills|tables]...``;
+``python -m tests.versions [oldest|middle|newest] [core|demo|examples|life|assets|lineage|page|iceberg|kills|tables]...``;
 without arguments everything. uv makes the environments in the cache folder, from ``requirements/oldest.txt`` and its
 neighbours, and makes them again when their file changes. ``python -m tests.versions lock`` compiles
 these files. docs/versions.md lists what was tried.
@@ -30,7 +30,11 @@ VERSIONS = {
 }
 PYTHONS = {"oldest": "3.11", "middle": "3.12", "newest": "3.13"}
 #: Of the development tools only what the steps need.
-_READERS = ("duckdb", "duckdb-extension-delta", "polars")
+_EXTRAS = ("iceberg", "java", "postgres")
+_READERS = (
+    *("duckdb>=1.5.5", "duckdb-extension-avro", "duckdb-extension-delta", "duckdb-extension-httpfs"),
+    *("duckdb-extension-iceberg", "polars"),
+)
 _TOOLS = ("editables", "hatchling", "httpx", "hypothesis", "jpype1", "jsonschema", "pytest", "pytest-timeout")
 _BROWSER = ("axe-playwright-python", "playwright")
 _LINEAGE = ("apache-airflow-providers-openlineage",)
@@ -53,6 +57,7 @@ STEPS = {
     "assets": (*_PYTEST, "tests/in_airflow/test_windows.py"),
     "lineage": (*_PYTEST, "tests/in_airflow/test_lineage.py", "tests/airflow/test_openlineage.py"),
     "page": (*_PYTEST, "-m", "not long", "tests/ui", "tests/in_airflow/test_page.py"),
+    "iceberg": (*_PYTEST, "tests/sinks/iceberg/test_pipeline.py", "tests/sinks/iceberg/test_types.py"),
     "kills": (*_PYTEST, "tests/restart/test_kill_spark.py::test_killed_and_started_again[0]"),
     "tables": (*_PYTEST, "tests/restart/test_kill_spark.py::test_a_table_that_is_suspended"),
 }
@@ -68,7 +73,8 @@ def lock() -> None:
     """Resolve the environments again."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["java"], *extras["postgres"], *_READERS, *_TOOLS, *_BROWSER, *_LINEAGE]
+    optional = [requirement for extra in _EXTRAS for requirement in extras[extra]]
+    wanted = [*project["dependencies"], *optional, *_READERS, *_TOOLS, *_BROWSER, *_LINEAGE]
     environ = {key: text for key, text in os.environ.items() if not key.endswith("_FIND_LINKS")}
     for name, versions in VERSIONS.items():
         text = "\n".join([*wanted, *(f"{package}=={version}" for package, version in versions.items())])
