@@ -68,8 +68,8 @@ bench-stream: setup ## Time a running stream: latency of changes, and the cost o
 bench-suspend: setup ## Time a stream of many tables of which one breaks every minute (CDC_BENCH_TABLES=n, CDC_BENCH_EVERY=n)
 	@$(BIN)/python -m bench.suspend
 
-bench-catchup: setup ## Time a stream that catches up: random updates of a large table (CDC_BENCH_ROWS=n, CDC_BENCH_CHANGES=n)
-	@$(BIN)/python -m bench.catchup
+bench-catchup: setup ## Time a stream that catches up: random updates of a large table (CDC_BENCH_ROWS=n, CDC_BENCH_CHANGES=n); SINK=iceberg: into Iceberg, beside Delta
+	@$(BIN)/python -m bench.catchup $(if $(SINK),--sink $(SINK))
 
 bench-merge: setup ## Time merging random changes beside delta-rs and Spark (CDC_BENCH_SIZES=n,n,... rows; 1M, 50M); SINK=iceberg: into Iceberg, beside Delta, pyiceberg and Spark
 	@$(BIN)/python -m bench.$(if $(filter iceberg,$(SINK)),merge_iceberg,merge)

@@ -7,10 +7,12 @@ them brings a binlog into a Delta table by itself; a pipeline that is made of bo
 
     make bench-catchup    CDC_BENCH_ROWS=n of the table (10000000), CDC_BENCH_CHANGES=n (10000000),
                           CDC_BENCH_RIVALS=0: without the rivals, which need 8 GB of memory
+                          SINK=iceberg: into Iceberg as well, and how both compare; without the rivals
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import os
@@ -35,6 +37,7 @@ from bench import debezium
 from bench.meter import Meter
 from bench.snapshot import machine
 from tests.support.cli import Cli
+from tests.support.iceberg import duckdb_with_iceberg
 from tests.support.servers import MySQLServer
 from tests.support.workload_tables import CUSTOMER, make_shop
 
@@ -47,6 +50,8 @@ _KEY = "c_customer_sk"
 #: Changes a row each time.
 _MARK = f"UPDATE shop.customer SET c_birth_day = 1 + IFNULL(c_birth_day, 0) % 28 WHERE {_KEY} = 1"
 _NAMES = [name for name, _, _ in CUSTOMER.columns]
+#: How fast it catches up into Iceberg, at least, where that into Delta is 1.
+_ICEBERG_GOAL = 0.7
 
 
 # ---------------------------------------------------------------- the table
@@ -153,11 +158,23 @@ def merged(table: Path, rows: int, count: int) -> float:
 # ---------------------------------------------------------------- the proof
 
 
-def differing(server: MySQLServer, table: Path) -> tuple[int, int]:
+def copied_rows(table: Path, kind: str) -> Iterator[pa.RecordBatch]:
+    """Rows of the copy, read by others: a Delta table by delta-rs, an Iceberg table by DuckDB."""
+    columns = ", ".join(_NAMES)
+    if kind == "delta":
+        for batch in QueryBuilder().register("t", DeltaTable(table)).execute(f"SELECT {columns} FROM t"):
+            yield pa.RecordBatch.from_arrays([pa.array(batch.column(i)) for i in range(len(_NAMES))], names=_NAMES)
+    else:
+        newest = max((table / "metadata").glob("*.metadata.json"))
+        with duckdb_with_iceberg() as connection:
+            yield from connection.execute(f"SELECT {columns} FROM iceberg_scan('{newest}')").to_arrow_reader()
+
+
+def differing(server: MySQLServer, table: Path, kind: str) -> tuple[int, int]:
     """Rows of the copy, and parts of the table that are not equal in source and copy.
 
     A part is a range of keys; compared are the number of its rows and the sum of their checksums. The server makes its
-    own, of the text of all columns; those of the copy are made here, of what delta-rs reads.
+    own, of the text of all columns; those of the copy are made here, of what another program reads.
     """
     text = ", ".join(f"IFNULL({name}, '~')" for name in _NAMES)
     source = {
@@ -168,9 +185,7 @@ def differing(server: MySQLServer, table: Path) -> tuple[int, int]:
         )
     }
     counts, totals = dict[int, int](), dict[int, int]()
-    columns = ", ".join(_NAMES)
-    for batch in QueryBuilder().register("t", DeltaTable(table)).execute(f"SELECT {columns} FROM t"):
-        found = pa.RecordBatch.from_arrays([pa.array(batch.column(i)) for i in range(len(_NAMES))], names=_NAMES)
+    for found in copied_rows(table, kind):
         values = [pc.fill_null(pc.cast(found[name], pa.string()), "~") for name in _NAMES]
         sums = pa.array([zlib.crc32(line) for line in _lines(values)], pa.int64())
         part = pc.divide(found[_KEY], _BUCKET)
@@ -191,6 +206,9 @@ def _lines(values: list[Any]) -> Iterator[bytes]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sink", choices=("delta", "iceberg"), default="delta", help="iceberg: beside Delta")
+    kinds = ("delta", "iceberg") if parser.parse_args().sink == "iceberg" else ("delta",)
     rows = int(os.environ.get("CDC_BENCH_ROWS", "10000000"))
     changes = int(os.environ.get("CDC_BENCH_CHANGES", "10000000"))
     variables = {
@@ -204,40 +222,60 @@ def main() -> None:
         _say(f"making {rows:,} rows")
         filled(server, rows)
         engine = None
-        if os.environ.get("CDC_BENCH_RIVALS") != "0":
+        if kinds == ("delta",) and os.environ.get("CDC_BENCH_RIVALS") != "0":
             engine = debezium.Engine(server.connect_args(), Path(folder, "debezium"))
             engine.mark("shop", "customer", lambda: server.execute(_MARK))
-        cli = Cli(Path(folder), server, r"shop\.customer", name="catchup")
-        _say("copying them")
-        cli.snapshot()
+        pipelines = {
+            kind: Cli(Path(folder, kind), server, r"shop\.customer", name=f"catchup_{kind}", sink={"kind": kind})
+            for kind in kinds
+        }
+        for kind, cli in pipelines.items():
+            _say(f"copying them into {kind}")
+            cli.snapshot()
         _say(f"updating {changes:,} of them")
         wrote = updated(server, rows, changes)
-        _say(f"written at {changes / wrote:,.0f} changes/s; catching up")
-        caught = catch_up(cli, server)
-        report(rows, caught)
-        _say("comparing")
-        table = cli.sink / "shop" / "customer"
-        copied, unlike = differing(server, table)
-        print(f"\nThe copy has {copied:,} of {rows:,} rows; ranges of keys that differ from the source: {unlike}")
-        if copied != rows or unlike:
-            sys.exit(1)
+        _say(f"written at {changes / wrote:,.0f} changes/s")
+        caught = {}
+        for kind, cli in pipelines.items():
+            _say(f"catching up into {kind}")
+            caught[kind] = catch_up(cli, server)
+            report(rows, kind, caught[kind])
+        for kind, cli in pipelines.items():
+            _say(f"comparing {kind}")
+            copied, unlike = differing(server, cli.sink / "shop" / "customer", kind)
+            print(f"\nThe copy in {kind} has {copied:,} of {rows:,} rows; ranges of keys that differ: {unlike}")
+            if copied != rows or unlike:
+                sys.exit(1)
+        if "iceberg" in caught:
+            ratio = caught["iceberg"].rate / caught["delta"].rate
+            goal = f"{'reaches' if ratio >= _ICEBERG_GOAL else 'MISSES'} {_ICEBERG_GOAL}"
+            print(f"\nInto Iceberg it catches up {ratio:.2f} times as fast as into Delta ({goal})")
         if engine is not None:
-            _say("Debezium reads the same binlog")
-            seconds, records = engine.stream("shop", "customer", changes)
-            _say("delta-rs merges one batch")
-            rewritten(table, Path(folder, "rival"))
-            merging = merged(Path(folder, "rival"), rows, min(caught.batches[0][0], rows // 2))
-            reading = records / seconds
-            both = 1 / (1 / reading + 1 / merging)
-            print(f"\nDebezium's engine reads {reading:,.0f} changes/s, delta-rs merges {merging:,.0f} changes/s;")
-            print(f"one after the other {both:,.0f} changes/s. This project: {caught.rate / both:.1f} times as many")
+            compare_with_rivals(engine, pipelines["delta"].sink, rows, changes, caught["delta"])
         (mysql,) = server.execute("SELECT VERSION()")[0]
     machine(str(mysql), f"Debezium {debezium.VERSION}, " if engine else "")
 
 
-def report(rows: int, caught: Caught) -> None:
+def compare_with_rivals(engine: debezium.Engine, sink: Path, rows: int, changes: int, caught: Caught) -> None:
+    """Let the rivals do their parts, and print how both compare."""
+    _say("Debezium reads the same binlog")
+    seconds, records = engine.stream("shop", "customer", changes)
+    _say("delta-rs merges one batch")
+    rival = sink.with_name("rival")
+    rewritten(sink / "shop" / "customer", rival)
+    merging = merged(rival, rows, min(caught.batches[0][0], rows // 2))
+    reading = records / seconds
+    both = 1 / (1 / reading + 1 / merging)
+    print(f"\nDebezium's engine reads {reading:,.0f} changes/s, delta-rs merges {merging:,.0f} changes/s;")
+    print(f"one after the other {both:,.0f} changes/s. This project: {caught.rate / both:.1f} times as many")
+
+
+def report(rows: int, kind: str, caught: Caught) -> None:
     """Print what was measured."""
-    print(f"{caught.changes:,} updates of random keys in a table of {rows:,} rows and 18 columns, default settings\n")
+    print(
+        f"\n{caught.changes:,} updates of random keys in a table of {rows:,} rows and 18 columns, "
+        f"default settings, sink {kind}\n"
+    )
     print("| | changes/s | changes | s | batches |\n|---|--:|--:|--:|--:|")
     for name, changes, seconds, count in (
         ("from the beginning of the stream", caught.changes, caught.seconds, len(caught.batches)),

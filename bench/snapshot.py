@@ -34,11 +34,13 @@ from tests.support.workload_tables import make_shop
 
 OWN, IDLE = "own, Spark, 8,096-row chunks", "own, threads, 8,096-row chunks"
 LARGE, BUSY = "own, threads, 125,000-row chunks", "own, Spark, 2,000 changes/s meanwhile"
+ICEBERG = "own, Spark, 8,096-row chunks, into Iceberg"
 JDBC, DEBEZIUM = "Spark JDBC -> Parquet", "Debezium engine -> nowhere"
 CONNECTORX = "ConnectorX -> Parquet, one process"
 ARMS: dict[str, Callable[[], contextlib.AbstractContextManager[arms.Arm]]] = {
     OWN: lambda: arms.own_on_spark(8096),
     BUSY: lambda: arms.own_on_spark(8096),
+    ICEBERG: lambda: arms.own_on_spark(8096, "iceberg"),
     IDLE: lambda: arms.own_in_threads(8096),
     LARGE: lambda: arms.own_in_threads(125_000),
     JDBC: arms.spark_jdbc,
@@ -46,7 +48,10 @@ ARMS: dict[str, Callable[[], contextlib.AbstractContextManager[arms.Arm]]] = {
     DEBEZIUM: lambda: arms.debezium_engine(2),
 }
 #: (faster one, slower one, how many times as fast it is to be).
-GOALS = ((OWN, JDBC, 2.5), (OWN, DEBEZIUM, 5.0), (OWN, CONNECTORX, 0.9), (IDLE, LARGE, 0.85), (BUSY, OWN, 0.8))
+GOALS = (
+    *((OWN, JDBC, 2.5), (OWN, DEBEZIUM, 5.0), (OWN, CONNECTORX, 0.9)),
+    *((IDLE, LARGE, 0.85), (BUSY, OWN, 0.8), (ICEBERG, OWN, 0.9)),
+)
 CHANGES_PER_SECOND, CHANGES_PER_TRANSACTION = 2000, 20
 
 

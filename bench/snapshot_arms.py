@@ -34,9 +34,9 @@ class Source(MySQLServer):
         return int(self.execute(f"SELECT COUNT(*) FROM {database}.{TABLE}")[0][0])
 
 
-def _pipeline(database: str, folder: Path, chunk_rows: int) -> Cli:
-    snapshot = {"chunk_rows": chunk_rows, "parallelism": 2}
-    return Cli(folder, Source(), rf"{database}\.{TABLE}", name=database, snapshot=snapshot)
+def _pipeline(database: str, folder: Path, chunk_rows: int, sink: str = "delta") -> Cli:
+    snapshot, tables = {"chunk_rows": chunk_rows, "parallelism": 2}, rf"{database}\.{TABLE}"
+    return Cli(folder, Source(), tables, name=database, snapshot=snapshot, sink={"kind": sink})
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def own_in_threads(chunk_rows: int) -> Iterator[Arm]:
 
 
 @contextlib.contextmanager
-def own_on_spark(chunk_rows: int) -> Iterator[Arm]:
+def own_on_spark(chunk_rows: int, sink: str = "delta") -> Iterator[Arm]:
     from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
     from airflow_provider_cdc.snapshot.run import run_snapshot
     from airflow_provider_cdc.spark.session import start_session
@@ -53,7 +53,7 @@ def own_on_spark(chunk_rows: int) -> Iterator[Arm]:
     spark = start_session("bench", "local[2]")
 
     def run(database: str, folder: Path) -> None:
-        with _pipeline(database, folder, chunk_rows).opened() as (context, store):
+        with _pipeline(database, folder, chunk_rows, sink).opened() as (context, store):
             run_snapshot(context, store, context.ensure_plan(store), spark_runner(spark, print))
 
     try:

@@ -1,6 +1,6 @@
 """The oldest, the newest and a middle Python, Airflow and Spark: an environment for each, and some of the tests in it.
 
-``python -m tests.versions [oldest|middle|newest] [core|demo|examples|life|assets|lineage|page|iceberg|kills|tables]...``;
+``python -m tests.versions [oldest|middle|newest] [core|demo|examples|life|assets|lineage|page|iceberg|kills|tables]``;
 without arguments everything. uv makes the environments in the cache folder, from ``requirements/oldest.txt`` and its
 neighbours, and makes them again when their file changes. ``python -m tests.versions lock`` compiles
 these files. docs/versions.md lists what was tried.

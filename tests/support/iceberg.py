@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -210,13 +211,19 @@ def read_with_pyiceberg(metadata_file: Path, **options: Any) -> pa.Table:
     return StaticTable.from_metadata(metadata_file.as_uri()).scan(**options).to_arrow()
 
 
-def read_with_duckdb(metadata_file: Path, columns: str = "*") -> pa.Table:
-    """By the extensions from PyPI: DuckDB itself would fetch them from a server of its own."""
+@contextmanager
+def duckdb_with_iceberg() -> Iterator[duckdb.DuckDBPyConnection]:
+    """DuckDB with its extension from PyPI: itself, it would fetch it from a server of its own."""
     with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
         for name in ("avro", "iceberg"):
             package = Path(str(import_module(f"duckdb_extension_{name}").__file__)).parent
             connection.execute(f"LOAD '{next(package.rglob('*.duckdb_extension'))}'")
         connection.execute("SET TimeZone = 'UTC'")
+        yield connection
+
+
+def read_with_duckdb(metadata_file: Path, columns: str = "*") -> pa.Table:
+    with duckdb_with_iceberg() as connection:
         return connection.execute(f"SELECT {columns} FROM iceberg_scan('{metadata_file}')").to_arrow_table()
 
 
