@@ -123,9 +123,10 @@ def list_offers(user: Any, views: PipelineViews, table: str | None = None) -> li
                 why = _missing_right(user, ACTIONS[name].preview(target))
             except ActionImpossible as impossible:
                 why = str(impossible)
-            entries.append(
-                {"act": name, "label": ACTIONS[name].label, "about": about, "why_not": _action_text(views, why)}
-            )
+            label = ACTIONS[name].label
+            if table is None:
+                label = ACTIONS[name].label_for_all or label
+            entries.append({"act": name, "label": label, "about": about, "why_not": _action_text(views, why)})
     return entries
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ from airflow_provider_cdc.state.reader import StateDatabaseReader
 from airflow_provider_cdc.ui import task_instances
 from airflow_provider_cdc.ui.declared_tasks import SNAPSHOT_OPERATOR, STREAM_OPERATOR, DeclaredTask
 from airflow_provider_cdc.ui.state_databases import ShownPipeline
+from airflow_provider_cdc.ui.troubles import purge_time
 
 _VERIFY_OPERATOR = "CdcVerifyOperator"
 
@@ -69,6 +71,17 @@ class ActionTarget:
             and self.stream_run.desired_state != "stop"
         )
 
+    @cached_property
+    def stream_is_lost(self) -> bool:
+        """Whether the stream should run, and its driver gives no sign of life."""
+        return self.stream_is_running and self.shown.database.is_stream_alive(self.shown.overview) is False
+
+    @property
+    def may_be_purged(self) -> bool:
+        """Whether the source may have removed binlogs that the stream needs."""
+        due_at = purge_time(self.shown.overview)
+        return due_at is not None and due_at <= datetime.now(UTC)
+
     def tasks_of_kind(self, kind: str, *, repair: bool = False) -> list[DeclaredTask]:
         """Return the pipeline's tasks of one kind."""
         return [one for one in self.shown.tasks if one.operator_name == kind and one.repair == repair]
@@ -113,17 +126,20 @@ class ActionSpec:
 
     :param label: label of its button.
     :param preview: returns what the action would do. Raises :class:`ActionImpossible` if it is impossible now.
+    :param label_for_all: label of the button that does it for all tables, if that needs another one.
     """
 
     label: str
     preview: Callable[[ActionTarget], ActionPreview]
+    label_for_all: str | None = None
 
 
 def offered_actions(target: ActionTarget) -> list[str]:
     """Return the actions that concern the whole pipeline and fit its state, possible or not."""
     paused = target.stream_run is not None and target.stream_run.paused_by is not None
-    pause_actions = ["resume"] if paused else ["pause"] if target.stream_is_running else []
-    return [*pause_actions, "stop" if target.stream_is_running else "start", "verify", "repair"]
+    runs = target.stream_is_running and not target.stream_is_lost
+    pause_actions = ["resume"] if paused else ["pause"] if runs else []
+    return [*pause_actions, "stop" if runs else "start", "verify", "repair"]
 
 
 # Actions that clear a task
@@ -168,7 +184,7 @@ def _describe_retry(instance: Any, numbers: Sequence[int], published: Collection
 
 def _preview_start(target: ActionTarget) -> ActionPreview:
     tasks = target.tasks_of_kind(STREAM_OPERATOR)
-    if target.stream_is_running and target.shown.database.is_stream_alive(target.shown.overview) is not False:
+    if target.stream_is_running and not target.stream_is_lost:
         raise ActionImpossible("The stream is running")
     if not tasks:
         raise ActionImpossible("No DAG has its stream. Run `airflow-cdc stream` on a host of your choice to start it")
@@ -178,7 +194,8 @@ def _preview_start(target: ActionTarget) -> ActionPreview:
     if instance is None:
         raise ActionImpossible(f"The task of the stream has never run: start a run of {_dag_names(tasks)}")
     what = f"the stream is started: {_instance_name(instance)} was cleared"
-    return _preview_clear(target, instance, "The stream continues from where it stopped", "stream_start", what)
+    says = _join_sentences("The stream continues from where it stopped", _purge_hint(target))
+    return _preview_clear(target, instance, says, "stream_start", what)
 
 
 def _preview_verify(target: ActionTarget, *, repair: bool = False) -> ActionPreview:
@@ -256,9 +273,17 @@ def _preview_pause(target: ActionTarget) -> ActionPreview:
 def _preview_resume(target: ActionTarget) -> ActionPreview:
     if target.stream_run is None or target.stream_run.paused_by is None:
         raise ActionImpossible("The stream is not paused")
-    return ActionPreview(
-        "The stream continues", lambda by: target.reader.resume_stream(target.name, by), target.stream_dags
-    )
+    says = "The stream continues from where it was paused"
+    if not target.stream_is_running or target.stream_is_lost:
+        says = "The stream is no longer paused. It does not run: start it, too"
+    says = _join_sentences(says, _purge_hint(target))
+    return ActionPreview(says, lambda by: target.reader.resume_stream(target.name, by), target.stream_dags)
+
+
+def _purge_hint(target: ActionTarget) -> str | None:
+    if not target.may_be_purged:
+        return None
+    return "The source may have removed binlogs that it needs: then it fails, and its error says how to re-snapshot"
 
 
 def _preview_suspend(target: ActionTarget) -> ActionPreview:
@@ -272,8 +297,10 @@ def _preview_suspend(target: ActionTarget) -> ActionPreview:
 
 
 def _preview_resnapshot(target: ActionTarget) -> ActionPreview:
-    says = f"All of {target.table} is re-snapshotted while the stream continues. One commit replaces its rows"
-    if _find_table_row(target).state == "suspended":
+    table_row = _find_table_row(target)
+    size = "" if table_row.rows is None else f" ({table_row.rows:,} rows)"
+    says = f"All of {target.table}{size} is re-snapshotted, and one commit replaces its rows"
+    if table_row.state == "suspended":
         says += ". The table then rejoins the stream"
     return _preview_request(target, "reread", says)
 
@@ -291,7 +318,7 @@ def _preview_resnapshot_keys(target: ActionTarget) -> ActionPreview:
         except InvalidKeyPredicate as error:
             raise ActionImpossible(str(error)) from None
     missing_input = None if condition else f"A condition on {', '.join(key)}"
-    says = f"The rows of {target.table} whose keys meet the condition are re-snapshotted while the stream continues"
+    says = f"The rows of {target.table} whose keys meet the condition are re-snapshotted"
     return _preview_request(target, "reread", says, condition or None, missing_input=missing_input)
 
 
@@ -316,7 +343,7 @@ def _preview_comparison_by_stream(target: ActionTarget, kind: str, description: 
         description = f"{table}: {description[0].lower()}{description[1:].replace(', table by table', '')}"
     wanted = "compare source and copy" + (", and to re-snapshot rows that differ" if kind == "repair" else "")
     return ActionPreview(
-        _join_sentences(f"{description}. The stream does it while it continues", _request_delay(target)),
+        _join_sentences(description, _request_delay(target)),
         lambda by: target.reader.add_request(target.name, kind, table, by),
         target.stream_dags,
         event=(kind, f"{table + ': ' if table else ''}the stream was asked to {wanted}"),
@@ -324,11 +351,13 @@ def _preview_comparison_by_stream(target: ActionTarget, kind: str, description: 
     )
 
 
-def _request_delay(target: ActionTarget) -> str | None:
-    if not target.stream_is_running:
-        return "No stream is running now: the next one will do it"
+def _request_delay(target: ActionTarget) -> str:
+    if target.stream_is_lost or not target.stream_is_running:
+        return "No stream is running now: the next one does it"
     run = target.stream_run
-    return "The stream is paused: it does it when it is resumed" if run is not None and run.paused_by else None
+    if run is not None and run.paused_by:
+        return "The stream is paused: nothing happens until it is resumed"
+    return "The stream does it while it continues"
 
 
 def _preview_withdraw(target: ActionTarget) -> ActionPreview:
@@ -397,7 +426,7 @@ ACTIONS: dict[str, ActionSpec] = {
     "pause": ActionSpec("Pause the stream", _preview_pause),
     "resume": ActionSpec("Resume the stream", _preview_resume),
     "verify": ActionSpec("Verify now", _preview_verify),
-    "repair": ActionSpec("Repair", lambda case: _preview_verify(case, repair=True)),
+    "repair": ActionSpec("Repair", lambda case: _preview_verify(case, repair=True), "Repair all tables"),
     "suspend": ActionSpec("Suspend", _preview_suspend),
     "reread": ActionSpec("Re-snapshot", _preview_resnapshot),
     "reread_keys": ActionSpec("Re-snapshot some keys", _preview_resnapshot_keys),

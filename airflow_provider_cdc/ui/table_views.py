@@ -11,7 +11,7 @@ from airflow_provider_cdc.state.table_reader import PLANNED_STATE, TableQuery, i
 from airflow_provider_cdc.ui.event_views import event_view
 from airflow_provider_cdc.ui.json_values import iso_time, row_values
 from airflow_provider_cdc.ui.snapshot_progress import SnapshotProgress
-from airflow_provider_cdc.ui.troubles import FAILED, IDLE, WORKING
+from airflow_provider_cdc.ui.troubles import FAILED, IDLE, WORKING, WORKING_PHASES
 from airflow_provider_cdc.ui.views import PipelineViews
 
 _OPERATIONS = ("inserts", "updates", "deletes")
@@ -86,7 +86,7 @@ def _table_view(views: PipelineViews, row: Any, progress: SnapshotProgress) -> d
         "database": row.database,
         "table": row.name,
         **row_values(row, *_NAMES, *_COPY_NAMES, *_OPERATIONS, "rows_estimate"),
-        "level": _table_level(row),
+        "level": _table_level(row, views.phase),
         "requested": row.kind == REQUESTED,
         "reason": views.complete_text(row.reason, _REASON_LENGTH),
         "remedy": views.complete_text(row.remedy, None),
@@ -101,10 +101,11 @@ def _table_view(views: PipelineViews, row: Any, progress: SnapshotProgress) -> d
     }
 
 
-def _table_level(row: Any) -> str:
+def _table_level(row: Any, phase: str) -> str:
+    """Return the level of a table. Nothing is at work while the pipeline is not."""
     if is_troubled(row.state, row.kind, row.verified_equal):
         return FAILED
-    return WORKING if row.state in _WORKING_STATES else IDLE
+    return WORKING if row.state in _WORKING_STATES and phase in WORKING_PHASES else IDLE
 
 
 def _rates_view(views: PipelineViews, row: Any) -> dict[str, float] | None:

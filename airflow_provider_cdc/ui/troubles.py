@@ -23,7 +23,8 @@ STOPPED_WARNING = timedelta(minutes=15)
 _KINDS_OF_STATES = frozenset({"stream_failed", "stream_lost", "group_failed", "table_suspended", "verify_differs"})
 #: Code of the trouble that stands for events.
 OPEN_EVENTS = "open_events"
-_WORKING_PHASES = ("planning", "snapshot", "streaming", "stopping")
+#: Phases in which a process works on the pipeline.
+WORKING_PHASES = ("planning", "snapshot", "streaming", "stopping")
 
 
 class Trouble(NamedTuple):
@@ -72,18 +73,22 @@ def pipeline_level(phase: str, troubles: Collection[Trouble]) -> str:
     for level in (FAILED, WARNING):
         if any(one.level == level for one in troubles):
             return level
-    return WORKING if phase in _WORKING_PHASES else IDLE
+    return WORKING if phase in WORKING_PHASES else IDLE
 
 
-def find_troubles(overview: PipelineOverview, phase: str, lost: int, now: datetime) -> list[Trouble]:
+def find_troubles(
+    overview: PipelineOverview, phase: str, lost: int, now: datetime, tasks: Iterable[DeclaredTask] = ()
+) -> list[Trouble]:
     """Return the troubles of a pipeline: the ones that concern all of it first, those that need nobody last.
 
     :param lost: number of chunk groups that were begun and that no process reads any more.
     :param now: the current time.
+    :param tasks: the tasks of the pipeline that the user may see.
     """
     troubles = [
         *_stream_troubles(overview, phase, now),
         *_source_troubles(overview, phase, now),
+        *find_paused_dags(phase, tasks),
         *_snapshot_troubles(lost),
         *_table_troubles(overview),
         *_event_troubles(overview),
@@ -110,23 +115,25 @@ def _stream_troubles(overview: PipelineOverview, phase: str, now: datetime) -> l
     if run is None:
         return []
     ended_at = run.ended_at or run.heartbeat_at
+    due_at = purge_time(overview)
+    is_purged = due_at is not None and due_at <= now
+    start = "Start it" + ("" if is_purged else ": it continues where it stopped")
     if phase == "failed":
         text = "The stream has failed"
         return [Trouble("stream_failed", FAILED, text, about, ended_at, error=run.error, acts=("start",))]
     if phase == "lost":
-        text, remedy = "The stream has no heartbeat: its driver is lost", "Start it: it continues where it stopped"
-        return [Trouble("stream_lost", FAILED, text, about, run.heartbeat_at, remedy=remedy, acts=("start",))]
+        text = "The stream has no heartbeat: its driver is lost"
+        return [Trouble("stream_lost", FAILED, text, about, run.heartbeat_at, remedy=start, acts=("start",))]
     if phase == "stopped" and run.mode != "catch_up":
         level = WARNING if now - ended_at > STOPPED_WARNING else INFO
         by = run.stop_user or run.stop_by
         text = "The stream is stopped: changes in the source are not copied"
-        remedy = "Start it: it continues where it stopped"
-        return [Trouble("stream_stopped", level, text, about, ended_at, by, remedy=remedy, acts=("start",))]
+        return [Trouble("stream_stopped", level, text, about, ended_at, by, remedy=start, acts=("start",))]
     if phase == "paused":
         since = run.paused_at
         level = WARNING if since is not None and now - since > STOPPED_WARNING else INFO
         text = "The stream is paused: changes in the source are not copied"
-        remedy = "Resume it: it continues where it was paused"
+        remedy = "Resume it" + ("" if is_purged else ": it continues where it was paused")
         return [Trouble("stream_paused", level, text, about, since, run.paused_by, remedy=remedy, acts=("resume",))]
     return []
 
@@ -199,22 +206,21 @@ def _source_troubles(overview: PipelineOverview, phase: str, now: datetime) -> l
     run = overview.newest_epoch
     if run is not None and run.error_kind == PurgedError.__name__:
         return []  # the stream has failed for that very reason
+    start, acts = {"paused": ("Resume", ("resume",)), "streaming": ("", ())}.get(phase, ("Start", ("start",)))
     if due_at is not None and due_at <= now and phase != "streaming":
         text = "The source may have removed binlogs that the stream still needs"
-        remedy = "Start the stream now. If they are gone, it says how to re-snapshot"
-        troubles.append(Trouble("purge_past", FAILED, text, about, since=due_at, remedy=remedy))
+        remedy = f"{start} the stream now. If they are gone, it fails, and its error says how to re-snapshot"
+        troubles.append(Trouble("purge_past", FAILED, text, about, since=due_at, remedy=remedy, acts=acts))
     elif due_at is not None and due_at - now < PURGE_WARNING:
         text = "The source will soon remove binlogs that the stream still needs"
-        remedy = (
-            "Start or resume the stream if it does not run, or make the source keep its binlogs longer: "
-            "SET GLOBAL binlog_expire_logs_seconds = 604800 (7 days)"
-        )
-        troubles.append(Trouble("purge_due", WARNING, text, about, remedy=remedy, due_at=due_at))
+        longer = "ake the source keep its binlogs longer: SET GLOBAL binlog_expire_logs_seconds = 604800 (7 days)"
+        remedy = f"{start} the stream, or m{longer}" if acts else f"M{longer}"
+        troubles.append(Trouble("purge_due", WARNING, text, about, remedy=remedy, due_at=due_at, acts=acts))
     if phase != "streaming":
         return troubles
     lag = stream_lag(overview)
     if lag is not None and lag >= LAG_WARNING_SECONDS:
-        text = f"The copy is {lag:.0f} s behind the source"
+        text = f"The copy is {_duration_text(lag)} behind the source"
         troubles.append(Trouble("lag", WARNING, text, about, since=sample.at))
     if sample.unknown is not None:
         text = "The source cannot be reached, so the lag is unknown"
@@ -223,6 +229,13 @@ def _source_troubles(overview: PipelineOverview, phase: str, now: datetime) -> l
         )
         troubles.append(Trouble("lag_unknown", WARNING, text, about, sample.at, error=sample.unknown, remedy=remedy))
     return troubles
+
+
+def _duration_text(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _count_text(n: int, one: str, many: str | None = None) -> str:

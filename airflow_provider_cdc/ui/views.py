@@ -33,7 +33,6 @@ from airflow_provider_cdc.ui.troubles import (
     LEVELS,
     OPEN_EVENTS,
     Trouble,
-    find_paused_dags,
     find_troubles,
     pipeline_level,
     pipeline_phase,
@@ -118,9 +117,8 @@ class PipelineViews:
         :param with_tables: whether its troubles name tables, and the events that need attention are listed apart.
         """
         overview, now = self.shown.overview, datetime.now(UTC)
-        troubles = find_troubles(overview, self.phase, len(self.lost_groups), now)
         readable = [one for one in self.shown.tasks if one.dag_id in self.names.readable]
-        troubles = [*find_paused_dags(self.phase, readable), *troubles]
+        troubles = find_troubles(overview, self.phase, len(self.lost_groups), now, readable)
         level = pipeline_level(self.phase, troubles)
         views = [self._view_trouble(one) for one in troubles if not (with_tables and one.code == OPEN_EVENTS)]
         if with_tables and any(one.code in ("tables_suspended", "tables_unequal") for one in troubles):
@@ -150,7 +148,7 @@ class PipelineViews:
             "lag_unknown": None if sample is None else cut_text(sample.unknown, _ERROR_LENGTH),
             "sampled_at": None if sample is None else iso_time(sample.at),
             "purges_at": iso_time(purge_time(overview)),
-            "changes_per_second": None if pace is None else round(pace.changes_per_second, 1),
+            "changes_per_second": round(pace.changes_per_second, 1) if pace and self.phase == "streaming" else None,
             "last_change_at": None if pace is None else iso_time(pace.committed_at),
             "lag_line": list(overview.lag_line),
             **run,
@@ -289,8 +287,11 @@ class PipelineViews:
     def run_view(self, run: EpochRow) -> dict[str, Any]:
         """Return a run of the stream."""
         names = ("epoch", "state", "mode", "host", "started_at", "ended_at", "heartbeat_at", "batches", "changes")
+        newest, values = self.shown.overview.newest_epoch, row_values(run, *names)
+        if self.phase == "lost" and newest is not None and run.epoch == newest.epoch:
+            values["state"] = "lost"
         error = self.complete_text(run.error)
-        return {**row_values(run, *names), "error": error, "stop_by": self._who(run.stop_user or run.stop_by)}
+        return {**values, "error": error, "stop_by": self._who(run.stop_user or run.stop_by)}
 
     def _who(self, name: str | None) -> str | None:
         task = self.names.describe_task(name)

@@ -1,6 +1,6 @@
 """Iceberg's own REST catalog, the one that its clients are tested with; and a way to it on which things go wrong.
 
-Its jars are kept in the user's cache folder. ``python -m tests.support.iceberg_rest`` fetches them (85 MB).
+Its jars are kept in the user's cache folder. ``python -m tests.support.iceberg_rest`` fetches them (150 MB).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from airflow_provider_cdc.spark.java import ensure_java_home
 from tests.support.jvm import SHORT_LIVED
 from tests.support.maven import maven_jars
 from tests.support.processes import Session, free_port, remove_folder, tail, temporary_folder, wait_for
+from tests.support.s3 import REGION, S3
 from tests.support.served_meanwhile import ServedMeanwhile
 
 #: 1.12.0 of the server is in no repository.
@@ -46,6 +47,11 @@ _JARS = (
     *("org.apache.httpcomponents.core5:httpcore5-h2:5.4", "org.slf4j:slf4j-api:2.0.17"),
     "org.xerial:sqlite-jdbc:3.50.3.0",
 )
+#: For tables in an object store, in whose folders the catalog writes metadata files.
+_S3_JARS = (
+    *(f"org.apache.iceberg:iceberg-{name}:{VERSION}" for name in ("aws", "aws-bundle")),
+    "dev.failsafe:failsafe:3.3.2",
+)
 
 
 class IcebergRest:
@@ -66,9 +72,14 @@ class IcebergRest:
 
 
 @contextmanager
-def running_rest_catalog() -> Iterator[IcebergRest]:
-    """Start a catalog, whose tables are in SQLite; it takes the locations that clients give."""
-    jars = maven_jars(f"iceberg-rest-{VERSION}", _JARS)
+def running_rest_catalog(store: S3 | None = None) -> Iterator[IcebergRest]:
+    """Start a catalog, whose tables are in SQLite; it takes the locations that clients give.
+
+    :param store: the object store that these locations are in, if they are in one.
+    """
+    jars = [f"{maven_jars(f'iceberg-rest-{VERSION}', _JARS)}/*"]
+    if store is not None:
+        jars.append(f"{maven_jars(f'iceberg-aws-{VERSION}', _S3_JARS)}/*")
     folder, port = temporary_folder("cdc-iceberg-rest-"), free_port()
     java = Path(ensure_java_home()) / "bin" / "java"
     environment = {
@@ -77,13 +88,14 @@ def running_rest_catalog() -> Iterator[IcebergRest]:
         "CATALOG_WAREHOUSE": f"file://{folder}/warehouse",
         "CATALOG_REST_PORT": str(port),
         "CATALOG_JDBC_STRICT__MODE": "true",  # tables need a namespace, as in most catalogs
+        **(_store_properties(store) if store else {}),
     }
     command: list[str | Path] = [
         java,
         "-Xmx256m",
         *SHORT_LIVED.split(),
         "-cp",
-        f"{jars}/*",
+        os.pathsep.join(jars),
         "org.apache.iceberg.rest.RESTCatalogServer",
     ]
     session = Session(command, folder / "log", env=environment, cwd=folder)
@@ -102,6 +114,17 @@ def running_rest_catalog() -> Iterator[IcebergRest]:
     finally:
         session.kill_all()
         remove_folder(folder)
+
+
+def _store_properties(store: S3) -> dict[str, str]:
+    return {
+        "CATALOG_IO__IMPL": "org.apache.iceberg.aws.s3.S3FileIO",
+        "CATALOG_S3_ENDPOINT": store.endpoint,
+        "CATALOG_S3_PATH__STYLE__ACCESS": "true",
+        "CATALOG_S3_ACCESS__KEY__ID": store.key,
+        "CATALOG_S3_SECRET__ACCESS__KEY": store.secret,
+        "CATALOG_CLIENT_REGION": REGION,
+    }
 
 
 RestFault = Literal[
@@ -286,3 +309,4 @@ def _handler_of(proxy: RestProxy) -> type[BaseHTTPRequestHandler]:
 
 if __name__ == "__main__":
     print(f"Iceberg's REST catalog: {maven_jars(f'iceberg-rest-{VERSION}', _JARS)}")
+    maven_jars(f"iceberg-aws-{VERSION}", _S3_JARS)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import urllib.request
+import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from hashlib import sha1
+from importlib.resources import files
 from pathlib import Path
 
 from tests.support.packages import cache_folder, locked
 
-_CENTRAL = "https://repo1.maven.org/maven2"
+
+@cache
+def _central() -> str:
+    """The address of Maven Central, as Ivy has it, which comes with Spark."""
+    (ivy,) = Path(str(files("pyspark"))).glob("jars/ivy-*.jar")
+    with zipfile.ZipFile(ivy) as jar:
+        constants = jar.read("org/apache/ivy/plugins/resolver/IBiblioResolver.class")
+    (address,) = set(re.findall(rb"https://[\w./-]+/maven2", constants))
+    return address.decode()
 
 
 def maven_jars(key: str, coordinates: Sequence[str]) -> Path:
@@ -38,7 +50,7 @@ def maven_jars(key: str, coordinates: Sequence[str]) -> Path:
 def _fetch(coordinate: str) -> tuple[str, bytes]:
     group, artifact, version, *classifier = coordinate.split(":")
     jar = f"{'-'.join((artifact, version, *classifier))}.jar"
-    url = f"{_CENTRAL}/{group.replace('.', '/')}/{artifact}/{version}/{jar}"
+    url = f"{_central()}/{group.replace('.', '/')}/{artifact}/{version}/{jar}"
     data = _read(url)
     expected = _read(f"{url}.sha1").decode().split()[0]
     assert sha1(data, usedforsecurity=False).hexdigest() == expected, f"{url} is damaged"

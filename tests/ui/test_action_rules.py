@@ -76,7 +76,7 @@ def test_the_stream(site: Site, browser: Browser, epoch: int) -> None:
     with opened(site, browser, address_of(site, NAME), user="editor") as (page, _):
         press(page, "Pause the stream", "reads nothing more until it is resumed")
         expect(page.get_by_text("paused by editor").first).to_be_visible()
-        press(page, "Resume the stream", "The stream continues")
+        press(page, "Resume the stream", "The stream continues from where it was paused")
         expect(page.get_by_role("button", name="Pause the stream")).to_be_visible()
         page.get_by_role("button", name="Stop the stream").focus()
         page.keyboard.press("Enter")
@@ -128,12 +128,14 @@ def test_comparisons(site: Site, browser: Browser, epoch: int) -> None:
         assert list(client.runs("compared")) == [run]
         assert logged(site, "verify") == [("root", "compared", None, None), ("root", "compared", "compare", run)]
         assert said(site, "verify") == ["root", "root"]
-        press(page, "Repair", "A run of DAG mended is started")
+        press(page, "Repair all tables", "A run of DAG mended is started")
         assert len(client.runs("mended")) == 1
         assert said(site, "repair") == ["root"]
     # Of one table, the stream is asked.
     says = site.act(NAME, "verify", dry_run=True, table="shop.orders").json()["says"]
-    assert says.startswith("shop.orders: source and copy are compared. Nothing is written. The stream does it"), says
+    assert says.startswith("shop.orders: source and copy are compared. Nothing is written. No stream is running now"), (
+        says
+    )
     assert "has no table no.such" in why_not(site, "verify", table="no.such")
     assert site.act(NAME, "verify", table="shop.orders").json() == {"done": True}
     request = site.store.last_requests(NAME)[0]
@@ -248,7 +250,7 @@ def test_without_a_dag(site: Site) -> None:
     assert told["verify"] is told["repair"] is None
     for act in ("verify", "repair"):
         says = site.act("by_hand", act, dry_run=True).json()["says"]
-        assert "The stream does it while it continues. No stream is running now: the next one will do it" in says
+        assert "No stream is running now: the next one does it" in says
         assert site.act("by_hand", act).json() == {"done": True}
     requests = [(one.kind, one.table, one.by) for one in site.store.last_requests("by_hand")]
     assert requests == [("repair", "", "root"), ("verify", "", "root")]

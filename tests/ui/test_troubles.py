@@ -7,6 +7,8 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import update
@@ -16,7 +18,9 @@ from airflow_provider_cdc.model.errors import REQUESTED
 from airflow_provider_cdc.state import TableStatus, utc_now
 from airflow_provider_cdc.state.models import EpochRow
 from airflow_provider_cdc.state.reader import StateDatabaseReader
+from airflow_provider_cdc.ui.action_rules import ACTIONS, ActionTarget, offered_actions
 from airflow_provider_cdc.ui.declared_tasks import DeclaredTask
+from airflow_provider_cdc.ui.state_databases import ShownPipeline
 from airflow_provider_cdc.ui.troubles import Trouble, find_paused_dags, find_troubles, pipeline_level, pipeline_phase
 from tests.ui import books
 
@@ -29,6 +33,13 @@ def reader(tmp_path: Path) -> Iterator[StateDatabaseReader]:
             books.read(opened, "p", group)
         opened.finish_snapshot("p", 1)
         yield opened
+
+
+def shown_target(reader: StateDatabaseReader, is_alive: bool | None) -> ActionTarget:
+    """A pipeline without a DAG, whose stream is alive, lost, or not known yet."""
+    [overview] = reader.read_overview()
+    database = SimpleNamespace(is_stream_alive=lambda _: is_alive, open_reader=lambda: reader)
+    return ActionTarget(ShownPipeline(cast("Any", database), overview, ()), None)
 
 
 def judged(reader: StateDatabaseReader, now: datetime, *, alive: bool | None = True) -> tuple[str, str, list[Trouble]]:
@@ -79,6 +90,50 @@ def test_the_source_keeps_its_binlogs_for_a_while(reader: StateDatabaseReader) -
         _, _, troubles = judged(reader, now + timedelta(hours=hours))
         levels.append([(one.code, one.level) for one in troubles if one.code.startswith("purge")])
     assert levels == [[], [("purge_due", "warning")], [("purge_past", "failed")]]
+
+
+@pytest.mark.parametrize(("is_paused", "act", "verb"), [(False, "start", "Start"), (True, "resume", "Resume")])
+def test_what_helps_before_binlogs_are_gone(reader: StateDatabaseReader, is_paused: bool, act: str, verb: str) -> None:
+    """The action that the state of the stream needs, in the text and as a button."""
+    epoch, now = books.stream(reader, "p", batches=1), utc_now()
+    reader.record_sample("p", epoch, lag_seconds=0.0, lag_bytes=0, purge_hours=5.0)
+    if is_paused:
+        reader.pause_stream("p", "ann")
+    else:
+        reader.end_epoch("p", epoch, "stopped")
+    for hours, code, text in (
+        (0, "purge_due", f"{verb} the stream, or make"),
+        (9, "purge_past", f"{verb} the stream now"),
+    ):
+        _, _, troubles = judged(reader, now + timedelta(hours=hours))
+        [trouble] = [one for one in troubles if one.code == code]
+        assert trouble.remedy is not None and trouble.remedy.startswith(text)
+        assert trouble.acts == (act,)
+
+
+def test_the_actions_on_a_lost_stream(reader: StateDatabaseReader) -> None:
+    """It is started, not paused or stopped: nobody would hear that. One that may live still hears it."""
+    books.stream(reader, "p", batches=1)
+    for is_alive, names in ((True, ["pause", "stop"]), (None, ["pause", "stop"]), (False, ["start"])):
+        target = shown_target(reader, is_alive)
+        assert offered_actions(target) == [*names, "verify", "repair"]
+        says = ACTIONS["verify"].preview(target).description
+        assert says.endswith("the next one does it" if is_alive is False else "while it continues")
+    assert reader.pause_stream("p", "ann")
+    for is_alive, names in ((True, ["resume", "stop"]), (False, ["resume", "start"])):
+        target = shown_target(reader, is_alive)
+        assert offered_actions(target) == [*names, "verify", "repair"]
+        says = ACTIONS["resume"].preview(target).description
+        assert ("start it, too" in says) == (is_alive is False)
+
+
+def test_an_action_on_a_stream_whose_binlogs_may_be_gone_says_so(reader: StateDatabaseReader) -> None:
+    epoch = books.stream(reader, "p", batches=1)
+    assert reader.pause_stream("p", "ann")
+    for hours, is_said in ((1.0, False), (-1.0, True)):
+        reader.record_sample("p", epoch, lag_seconds=0.0, lag_bytes=0, purge_hours=hours)
+        says = ACTIONS["resume"].preview(shown_target(reader, True)).description
+        assert ("may have removed binlogs" in says) == is_said
 
 
 def test_what_stops_the_whole_copy_comes_before_single_tables(reader: StateDatabaseReader) -> None:

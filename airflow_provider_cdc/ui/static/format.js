@@ -56,6 +56,7 @@ export const asOf = () => h("span", { class: "asof" }, "as of ", clock(answered)
 const passed = (text) => Math.max(0, (serverNow() - new Date(text)) / 1000);
 const agoText = (text) => (passed(text) < 5 ? "just now" : `${duration(passed(text))} ago`);
 const remaining = (text) => Math.max(0, (new Date(text) - serverNow()) / 1000);
+export const isPast = (text) => remaining(text) === 0;
 const duration = (n) => (n < 90 ? `${Math.round(n)} s` : seconds(n));
 const AGES = { ago: agoText, for: (text) => duration(passed(text)), left: (text) => (remaining(text) ? duration(remaining(text)) : "no longer") };
 const exactly = (text) => new Date(text).toLocaleString("en-GB", { timeZone: "UTC", timeZoneName: "short" });

@@ -2,7 +2,7 @@
 
 import { sparkline } from "./chart.js";
 import { card, fill, h, named, plain, prose, table } from "./dom.js";
-import { ago, asOf, bytes, many, number, percent, rate, seconds } from "./format.js";
+import { ago, asOf, bytes, lasting, many, number, percent, rate, seconds, until } from "./format.js";
 import { dagLink, pipelineAddress, placeOf } from "./links.js";
 import { ask } from "./server.js";
 import { LEVELS, PHASES, phaseLevel, sentence } from "./troubles.js";
@@ -39,7 +39,7 @@ function problems(p) {
   return h("ul", { class: "problems" },
     p.troubles.map((one) => {
       const place = placeOf(p, one.about), words = prose(sentence(one.text));
-      return h("li", { class: one.level }, place ? h("a", { href: place }, words) : words, one.since && [" ", h("small", null, ago(one.since))], one.error && h("small", { class: "line clip", title: plain(one.error) }, prose(one.error)));
+      return h("li", { class: one.level }, place ? h("a", { href: place }, words) : words, one.since && [" ", h("small", null, "for ", lasting(one.since))], one.due_at && [" ", h("small", null, "in ", until(one.due_at))], one.error && h("small", { class: "line clip", title: plain(one.error) }, prose(one.error)));
     }),
     p.troubles_more > 0 && h("li", null, h("a", { href: pipelineAddress(p) }, `${number(p.troubles_more)} more`)));
 }

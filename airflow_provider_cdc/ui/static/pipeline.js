@@ -3,7 +3,7 @@
 import { offers, perform } from "./acts.js";
 import { Chart } from "./chart.js";
 import { airflow, fill, h, inPlace, isFramed, named, prose } from "./dom.js";
-import { ago, asOf, bytes, clock, lasting, many, number, percent, rate, seconds, until } from "./format.js";
+import { ago, asOf, bytes, clock, isPast, lasting, many, number, percent, rate, seconds, until } from "./format.js";
 import { dagLink, pipelineAddress, sparkLink, taskLink } from "./links.js";
 import { OneTable } from "./one_table.js";
 import { ask } from "./server.js";
@@ -37,7 +37,7 @@ function numbers(p, speed) {
     p.last_change_at && fact("Last change in the copy", ago(p.last_change_at)),
     isLive && fact("Changes", rate(p.changes_per_second)),
     p.lag_bytes !== null && fact("Binlog not read yet", p.lag_unknown ? "unknown" : bytes(p.lag_bytes), p.sampled_at && ago(p.sampled_at)),
-    p.purges_at ? fact("The source keeps what is needed for", until(p.purges_at), ["until ", clock(p.purges_at)]) : p.sampled_at && p.stream && !p.lag_unknown && fact("The source keeps what is needed", "with no known limit"));
+    p.purges_at ? fact("The source keeps what is needed for", until(p.purges_at), [isPast(p.purges_at) ? "since " : "until ", clock(p.purges_at)]) : p.sampled_at && p.stream && !p.lag_unknown && fact("The source keeps what is needed", "with no known limit"));
 }
 
 export function pipeline(book, name, rest) {

@@ -2,7 +2,7 @@
 
 import { ChunkMap } from "./chunkmap.js";
 import { facts, h, inPlace } from "./dom.js";
-import { ago, many, number, percent, rate, seconds } from "./format.js";
+import { ago, lasting, many, number, percent, rate, seconds } from "./format.js";
 import { groupState, groupTable } from "./groups.js";
 import { ask } from "./server.js";
 
@@ -93,5 +93,5 @@ export function phases(p) {
     step(whole ? "done" : groups.failed ? "bad" : snap?.begun_at ? "live" : "", "Snapshot",
       whole ? ["complete ", ago(snap.finished_at), h("small", null, `, ${many(snap.rows, "row")}${snap.seconds ? ` in ${seconds(snap.seconds)}` : ""}`)] : snap?.begun_at ? [`${share} %`, h("small", null, ", began ", ago(snap.begun_at))] : "not yet"),
     step(!stream ? "" : ["failed", "lost"].includes(p.phase) ? "bad" : p.phase === "streaming" ? "live" : "done", "Stream",
-      !stream ? (whole ? "waits for its task" : "not yet") : p.phase === "streaming" ? ["began ", ago(stream.started_at)] : p.stopped_at ? ["ended ", ago(p.stopped_at)] : ["began ", ago(stream.started_at)]));
+      !stream ? (whole ? "waits for its task" : "not yet") : p.phase === "streaming" ? ["began ", ago(stream.started_at)] : p.phase === "lost" ? ["no sign of life for ", lasting(stream.heartbeat_at)] : p.stopped_at ? [p.phase === "failed" ? "failed " : "ended ", ago(p.stopped_at)] : ["began ", ago(stream.started_at)]));
 }

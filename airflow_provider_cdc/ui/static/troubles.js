@@ -28,12 +28,12 @@ export function problemPill(p) {
   return n > 0 && h("span", { class: `pill ${p.level}` }, many(n, "problem"));
 }
 
+const isAboutOne = (trouble) => trouble.about?.table || (trouble.about?.group ?? null) !== null;
+
 function label(trouble, name, offers) {
   if (trouble.about?.table && name === "reread" && trouble.code?.startsWith("table_suspended")) return RESUME;
-  return offers?.find((one) => one.act === name)?.label ?? LABELS[name] ?? name;
+  return (!isAboutOne(trouble) && offers?.find((one) => one.act === name)?.label) || (LABELS[name] ?? name);
 }
-
-const isAboutOne = (trouble) => trouble.about?.table || (trouble.about?.group ?? null) !== null;
 
 /** Why the actions beside a trouble are impossible now. */
 function hindrances(p, trouble) {
@@ -119,11 +119,12 @@ export function troublePanel(p) {
   const more = (p.events?.attention ?? 0) - (p.events?.newest?.length ?? 0);
   const { troubles, beside, events } = problemsOf(p), needsNobody = (one) => one.level === "info";
   if (!troubles.length && !events.length) return null;
-  const views = (some) => some.map((one) => troubleView(p, one, beside.get(one)));
-  const shown = [...views(troubles.filter((one) => !needsNobody(one))), ...events.map((one) => attentionView(p, one)), ...views(troubles.filter(needsNobody))];
+  const listed = [...troubles.filter((one) => !needsNobody(one)), ...events, ...troubles.filter(needsNobody)];
+  const shown = listed.map((one) => (events.includes(one) ? attentionView(p, one) : troubleView(p, one, beside.get(one))));
+  const urgent = listed.slice(SHOWN).filter((one) => one.level === "failed").length;
   return h("section", { class: "troubles", "aria-label": "What is wrong", "data-key": "troubles" },
     h("ul", null, shown.slice(0, SHOWN)),
-    shown.length > SHOWN && h("details", { "data-key": "more" }, h("summary", null, `${shown.length - SHOWN} more`), h("ul", null, shown.slice(SHOWN))),
+    shown.length > SHOWN && h("details", { "data-key": "more" }, h("summary", null, `${shown.length - SHOWN} more`, urgent > 0 && h("small", { class: "failed" }, ` ${urgent} of them ${urgent === 1 ? "needs" : "need"} action`)), h("ul", null, shown.slice(SHOWN))),
     p.troubles_more > 0 && h("p", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}/tables` }, `${many(p.troubles_more, "more problem")}`)),
     more > 0 && h("p", null, h("a", { href: placeOf(p, { view: "timeline", attention: true }) }, `${many(more, "more event")} not acknowledged`)));
 }
