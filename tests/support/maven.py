@@ -24,7 +24,7 @@ def _central() -> str:
     with zipfile.ZipFile(ivy) as jar:
         constants = jar.read("org/apache/ivy/plugins/resolver/IBiblioResolver.class")
     (address,) = set(re.findall(rb"https://[\w./-]+/maven2", constants))
-    return address.decode()
+    return str(address.decode())
 
 
 def maven_jars(key: str, coordinates: Sequence[str]) -> Path:
