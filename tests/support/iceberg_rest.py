@@ -141,10 +141,11 @@ RestFault = Literal[
     "forbidden",  # 403
     "busy",  # 429
     "invalid",  # 400
+    "older",  # the catalog answers, and says 400 where it means 409, as those before 1.10 do of wrong numbers
 ]
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding"}
 #: Faults after which the catalog does what it was asked for.
-_DONE = {"denied", "lost", "short", "slow", "page"}
+_DONE = {"denied", "lost", "short", "slow", "page", "older"}
 _STATUSES = {
     "refused": 500,
     "denied": 500,
@@ -277,6 +278,8 @@ def _handler_of(proxy: RestProxy) -> type[BaseHTTPRequestHandler]:
             else:
                 if fault == "slow":
                     time.sleep(proxy.slow_seconds)
+                if fault == "older" and status == 409:
+                    status = 400
                 self._answer(status, headers, answer, short=fault == "short")
 
         def _answer_error(self, status: int, kind: str, *, page: bool = False) -> None:

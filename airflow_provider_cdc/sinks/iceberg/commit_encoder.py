@@ -43,11 +43,10 @@ from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema, pars
 from airflow_provider_cdc.sinks.iceberg.format.snapshots import (
     MAIN_BRANCH,
     TableSnapshot,
-    expired_snapshots,
     make_snapshot,
     new_snapshot_id,
 )
-from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata, may_delete_files
+from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import Requirement, Update
 from airflow_provider_cdc.sinks.iceberg.format.values import encode_value
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import check_file_schema
@@ -58,7 +57,7 @@ from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import (
     SnapshotCommit,
     field_ids_text,
 )
-from airflow_provider_cdc.sinks.iceberg.log.retained_files import METADATA_FOLDER
+from airflow_provider_cdc.sinks.iceberg.log.retained_files import METADATA_FOLDER, is_manifest_list
 from airflow_provider_cdc.sinks.iceberg.log.snapshot_files import LoadedManifest
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import marker_properties, properties_to_set
 from airflow_provider_cdc.sinks.lake.log.file_commit import (
@@ -69,11 +68,10 @@ from airflow_provider_cdc.sinks.lake.log.file_commit import (
     RemoveFile,
     dead_rows_of,
 )
+from airflow_provider_cdc.system.failpoints import failpoint
 
 #: Folder, in the table's folder, of the files with deletion vectors.
 VECTOR_FOLDER = "deletes"
-#: Snapshots of ``main`` that the metadata has at most, so that it stays small.
-MAX_SNAPSHOTS = 100
 #: Number of manifests with few files after which they are merged, and number of files that are not few.
 MERGED_MANIFESTS, _MANY_FILES = 64, 1000
 
@@ -392,19 +390,11 @@ class CommitEncoder:
             **marker_properties(log.markers, self._markers),
             OWN_SNAPSHOT_PROPERTY: f"{snapshot.snapshot_id}/{snapshot.sequence_number}",
         }
-        expired = may_delete_files(metadata) and expired_snapshots(
-            {**metadata.snapshots, snapshot.snapshot_id: snapshot},
-            {**metadata.refs, MAIN_BRANCH: {**metadata.refs.get(MAIN_BRANCH, {}), "snapshot-id": snapshot.snapshot_id}},
-            {**metadata.properties, **properties},
-            snapshot.timestamp_ms,
-            max_count=MAX_SNAPSHOTS,
-        )
         return [
             *self._definition,
             table_updates.add_snapshot(snapshot),
             table_updates.set_snapshot_ref(snapshot.snapshot_id, MAIN_BRANCH, **self._retention_of_main()),
             table_updates.set_properties(properties),
-            *([table_updates.remove_snapshots(expired)] if expired else []),
         ]
 
     def _retention_of_main(self) -> dict[str, int]:
@@ -420,15 +410,23 @@ class CommitEncoder:
         return self._log.location.file_location(name)
 
     def _write_files(self) -> None:
-        storage = self._log.storage
         self._commit.delete_on_conflict += self._files
-        if not storage.is_remote:
+        if not self._log.storage.is_remote:
             for name, data in self._files.items():
-                storage.write(name, data)
+                self._write_file(name, data)
             return
         with ThreadPoolExecutor(len(self._files)) as pool:  # each write is a request
-            for _ in pool.map(storage.write, self._files.keys(), self._files.values()):
+            for _ in pool.map(self._write_file, self._files.keys(), self._files.values()):
                 pass
+
+    def _write_file(self, name: str, data: bytes) -> None:
+        self._log.storage.write(name, data)
+        if name.startswith(f"{VECTOR_FOLDER}/"):
+            failpoint("iceberg.after_vectors")
+        elif is_manifest_list(name):
+            failpoint("iceberg.after_list")
+        else:
+            failpoint("iceberg.after_manifest")
 
 
 #: Members of a branch that say how long its snapshots are kept.

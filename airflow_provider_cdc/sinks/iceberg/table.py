@@ -12,7 +12,7 @@ from airflow_provider_cdc.config.delete_policy import HARD
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, TableIdentifier
+from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, CommitOutcome, TableIdentifier
 from airflow_provider_cdc.sinks.iceberg.commit_encoder import CommitEncoder
 from airflow_provider_cdc.sinks.iceberg.definition_changes import (
     alter_updates,
@@ -34,10 +34,16 @@ from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
     has_ids_of_new_table,
     has_same_columns,
 )
+from airflow_provider_cdc.sinks.iceberg.log.folder_owner import (
+    OWNER_FILE,
+    check_folder_is_free,
+    check_may_delete_folder,
+)
 from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import IcebergLog
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import METADATA_FOLDER
 from airflow_provider_cdc.sinks.iceberg.log.table_location import location_of
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import properties_to_set
+from airflow_provider_cdc.sinks.iceberg.snapshot_expiry import expire_snapshots
 from airflow_provider_cdc.sinks.iceberg.table_format import (
     FileSchemaLookup,
     IcebergTableFormat,
@@ -99,6 +105,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         """
         for attempt in range(COMMIT_TRIES):
             if not self.exists():
+                check_folder_is_free(self.storage, self.name)
                 self._open_catalog().create_table(self.identifier, self._new_metadata(pipeline))
             elif not self.will_adopt(pipeline) or self._adopt(pipeline):
                 break
@@ -106,6 +113,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
                 back_off(attempt)
         self._log.refresh()
         check_owner(self._log, pipeline)
+        self._log.take_folder()
         names = list(self.load_log().metadata.current_schema.columns)
         if names != self.schema.names:
             raise TerminalError(
@@ -140,6 +148,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
     def _adopt(self, pipeline: str) -> bool:
         """Remove all rows of a table, and make a pipeline its owner."""
         log = self._log
+        log.take_folder()
         properties = new_table_properties(self.options, self._own_properties(pipeline), log.properties)
         definition = [
             *replace_updates(log.metadata, self._format, self.options),
@@ -148,7 +157,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         commit = FileCommit([RemoveFile(file) for file in log.files.values()], definition, CommitKind.OVERWRITE)
         is_committed = self._write_commit(commit, {})
         if not is_committed:
-            self.storage.delete(*commit.delete_on_conflict)
+            self._delete_files_of_lost(commit)
         return is_committed
 
     # ------------------------------------------------------------ files
@@ -239,10 +248,13 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
 
         While the catalog has the table, the files of its metadata are there, by which it is recognized.
         """
-        names = [name for name, _ in self.storage.list("") if not name.startswith(f"{METADATA_FOLDER}/")]
-        self.storage.delete(*names)
+        metadata = self._log.find_metadata()
+        check_may_delete_folder(self.storage, self.name, metadata.table_uuid if metadata else None)
+        names = [name for name, _ in self.storage.list("") if name != OWNER_FILE]
+        self.storage.delete(*(name for name in names if not name.startswith(f"{METADATA_FOLDER}/")))
+        self.storage.delete(OWNER_FILE)  # first: without it, a table of this name can be created again
         self._open_catalog().drop_table(self.identifier)
-        self.storage.delete_folder(METADATA_FOLDER)
+        self.storage.delete(*(name for name in names if name.startswith(f"{METADATA_FOLDER}/")))
 
     # ------------------------------------------------------------ definition
 
@@ -267,4 +279,8 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
     def _write_commit(self, commit: FileCommit, markers: Mapping[str, int], edit: TableEdit | None = None) -> bool:
         properties = self.options.properties if edit is not None else {}
         encoder = CommitEncoder(self._log, commit, markers, self._format.stats_column, properties)
-        return self._log.commit(encoder.encode())
+        outcome = self._log.commit(encoder.encode())
+        if outcome is CommitOutcome.DONE:
+            expire_snapshots(self._log)
+        commit.may_be_made = outcome is CommitOutcome.UNKNOWN
+        return outcome is CommitOutcome.DONE

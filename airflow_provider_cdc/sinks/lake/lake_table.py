@@ -229,6 +229,7 @@ class LakeTable(TransactionalTable[Log]):
 
         :raises TerminalError: if the table now has other columns.
         """
+        may_be_made = False
         for attempt in range(COMMIT_TRIES):
             log = self.load_log()
             self._check_same_table()
@@ -241,10 +242,11 @@ class LakeTable(TransactionalTable[Log]):
             if self._write_commit(commit, {_COMPACTION_COUNTER: counter}):
                 self.storage.delete(*commit.delete_on_success)
                 return committed_count
-            self.storage.delete(*commit.delete_on_conflict)
+            self._delete_files_of_lost(commit)
+            may_be_made = may_be_made or commit.may_be_made
             back_off(attempt)
-        # Except files already committed: the same results may be committed twice.
-        self.storage.delete(*(f.path for _, files in results for f in files if f.path not in self._log.files))
+        if not may_be_made:  # Except files already committed: the same results may be committed twice.
+            self.storage.delete(*(f.path for _, files in results for f in files if f.path not in self._log.files))
         self._check_definition()
         return 0
 

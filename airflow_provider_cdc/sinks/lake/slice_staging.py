@@ -75,4 +75,6 @@ class SliceStaging(ABC):
         if names := [name for name, _ in self.storage.list(f"{SLICES_FOLDER}/{staging_folder}")]:
             log = self.open_log()
             log.refresh()
-            self.storage.delete(*(name for name in names if not log.references(name)))
+            if superseded := [name for name in names if not log.references(name)]:
+                log.cross_check_files()
+                self.storage.delete(*superseded)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -231,7 +231,7 @@ class TransactionalTable(SliceStaging, Generic[Log]):
             new_paths = [file.path for file, _ in edit.added_files if is_part_file(file.path)]
             is_committed = self._write_commit(commit, markers, edit)
         if not is_committed:
-            self.storage.delete(*commit.delete_on_conflict, *new_paths)
+            self._delete_files_of_lost(commit, new_paths)
             return False
         if isinstance(edit, TableEdit):
             for path, key_hashes in edit.key_hashes.items():
@@ -239,6 +239,14 @@ class TransactionalTable(SliceStaging, Generic[Log]):
                     self._key_index.add_file(path, key_hashes)
         self.storage.delete(*commit.delete_on_success)
         return True
+
+    def _delete_files_of_lost(self, commit: FileCommit, new_paths: Iterable[str] = ()) -> None:
+        """Delete the files of a commit that was not made, if that is certain.
+
+        :param new_paths: more files that only this commit has.
+        """
+        if not commit.may_be_made:
+            self.storage.delete(*commit.delete_on_conflict, *new_paths)
 
     def _gave_up_error(self) -> TransientError:
         return TransientError(

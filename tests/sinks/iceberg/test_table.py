@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
-from airflow_provider_cdc.sinks.iceberg import commit_encoder, upkeep
+from airflow_provider_cdc.sinks.iceberg import commit_encoder, snapshot_expiry, upkeep
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import CommitOutcome
 from airflow_provider_cdc.sinks.iceberg.catalogs.sql_catalog import SqlCatalog
 from airflow_provider_cdc.sinks.iceberg.format import table_updates
@@ -138,6 +139,7 @@ def test_a_table_that_was_replaced_stops(tmp_path: Path) -> None:
     upsert(target, 1, 1)
     catalog = catalog_of(target)
     catalog.drop_table(target.identifier)
+    shutil.rmtree(target.storage.location())
     make_table(tmp_path)
     with pytest.raises(TerminalError, match="replaced by another one"):
         upsert(target, 2, 1)
@@ -278,7 +280,8 @@ def read_all_snapshots(target: IcebergSinkTable) -> int:
 
 def test_snapshots_expire_in_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metadata stays small. Snapshots of branches and tags stay, whatever their age."""
-    monkeypatch.setattr(commit_encoder, "MAX_SNAPSHOTS", 5)
+    monkeypatch.setattr(snapshot_expiry, "MAX_SNAPSHOTS", 5)
+    monkeypatch.setattr(snapshot_expiry, "EXPIRY_BATCH", 1)
     target = make_table(tmp_path)
     upsert(target, 1, 1, 2, 3)
     tagged = next(iter(other_writer(target).metadata.snapshots))
@@ -298,7 +301,8 @@ def test_snapshots_expire_in_the_commit(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_files_of_expired_snapshots_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an hour: what a snapshot needs stays, and what waits to be published."""
-    monkeypatch.setattr(commit_encoder, "MAX_SNAPSHOTS", 3)
+    monkeypatch.setattr(snapshot_expiry, "MAX_SNAPSHOTS", 3)
+    monkeypatch.setattr(snapshot_expiry, "EXPIRY_BATCH", 1)
     monkeypatch.setattr(commit_encoder, "MERGED_MANIFESTS", 2)
     monkeypatch.setattr(compaction, "FANOUT", 3)
     target = make_table(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.files.parquet import read_file
-from airflow_provider_cdc.sinks.iceberg import commit_encoder, upkeep
+from airflow_provider_cdc.sinks.iceberg import commit_encoder, snapshot_expiry, upkeep
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import CommitOutcome
 from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
 from airflow_provider_cdc.sinks.lake import compaction
@@ -95,7 +95,8 @@ def read_keys(target: IcebergSinkTable, path: str) -> list[int]:
 @pytest.mark.parametrize("copies", [(), (".*[.].*",)], ids=["vectors", "copies"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))])
 def test_writers_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, copies: tuple[str, ...]) -> None:
-    monkeypatch.setattr(commit_encoder, "MAX_SNAPSHOTS", 4)
+    monkeypatch.setattr(snapshot_expiry, "MAX_SNAPSHOTS", 4)
+    monkeypatch.setattr(snapshot_expiry, "EXPIRY_BATCH", 1)
     monkeypatch.setattr(commit_encoder, "MERGED_MANIFESTS", 5)
     monkeypatch.setattr(compaction, "FANOUT", 3)
     monkeypatch.setattr(upkeep, "RETENTION_SECONDS", -3600)

@@ -11,7 +11,7 @@ from airflow_provider_cdc.sinks.iceberg.catalogs.rest_client import ResponseLost
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata, parse_metadata
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import Requirement, Update
 
-_OK, _NOT_FOUND, _CONFLICT, _SERVER_ERRORS = range(200, 300), 404, 409, range(500, 600)
+_OK, _BAD_REQUEST, _NOT_FOUND, _CONFLICT, _SERVER_ERRORS = range(200, 300), 400, 404, 409, range(500, 600)
 
 
 class RestCatalog:
@@ -86,6 +86,9 @@ class RestCatalog:
             return CommitOutcome.UNKNOWN, None
         if response.status in (_CONFLICT, _NOT_FOUND):
             return CommitOutcome.CONFLICT, None
+        # The numbers of a snapshot are wrong if another branch has got one: there is no requirement for that.
+        if response.status == _BAD_REQUEST and self._was_changed(table, base):
+            return CommitOutcome.CONFLICT, None
         raise self._client.refuse(response, f"commit to table {table}")
 
     def drop_table(self, table: TableIdentifier) -> None:
@@ -93,6 +96,11 @@ class RestCatalog:
         response = self._client.ask("DELETE", self._path_of(table), purgeRequested="false")
         if response.status not in _OK and response.status != _NOT_FOUND:
             raise self._client.refuse(response, f"drop table {table}")
+
+    def _was_changed(self, table: TableIdentifier, base: CatalogTable) -> bool:
+        """Return whether a table has changed since it was loaded."""
+        current = self.load_table(table)
+        return current is None or _version_of(current.metadata) != _version_of(base.metadata)
 
     def _create_namespace(self, namespace: tuple[str, ...]) -> None:
         """Create a namespace, and those above it, where they do not exist."""
@@ -110,6 +118,11 @@ class RestCatalog:
 
     def _path_of(self, table: TableIdentifier) -> str:
         return self._client.table_path(table.namespace, table.name)
+
+
+def _version_of(metadata: TableMetadata) -> tuple[object, ...]:
+    numbers = metadata.last_sequence_number, metadata.next_row_id, metadata.last_updated_ms
+    return metadata.table_uuid, *numbers
 
 
 def _parse_table(

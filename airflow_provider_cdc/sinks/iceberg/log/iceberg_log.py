@@ -22,12 +22,14 @@ from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
 from airflow_provider_cdc.sinks.iceberg.format.snapshots import TableSnapshot, ancestors_of
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import Requirement, Update
+from airflow_provider_cdc.sinks.iceberg.log.folder_owner import FolderOwner, take_folder
 from airflow_provider_cdc.sinks.iceberg.log.live_file import IcebergLiveFile
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import find_retained_paths
 from airflow_provider_cdc.sinks.iceberg.log.snapshot_files import LoadedManifest, SnapshotReader
 from airflow_provider_cdc.sinks.iceberg.log.table_location import TableLocation, location_of
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import parse_markers
 from airflow_provider_cdc.sinks.storage.storage import Storage
+from airflow_provider_cdc.system.failpoints import failpoint
 
 #: Property with id and sequence number of the last snapshot that this project has made.
 OWN_SNAPSHOT_PROPERTY = f"{OWN_PREFIX}snapshot"
@@ -195,30 +197,44 @@ class IcebergLog:
             self._retained_paths = find_retained_paths(self.storage, self.reader, self.metadata)
         return path in self._retained_paths
 
+    def take_folder(self) -> None:
+        """Let the table's folder belong to this table.
+
+        :raises TerminalError: if it belongs to another one.
+        """
+        owner = FolderOwner(self.metadata.table_uuid, str(self.identifier), self.open_catalog().name)
+        take_folder(self.storage, self.name, owner)
+
     def cross_check_files(self) -> None:
-        """Check that pyiceberg finds the same live files, before files are permanently deleted.
+        """Check that only this table has files here, and pyiceberg finds the same, before they are permanently deleted.
 
         :raises TransientError: if pyiceberg cannot read the manifests now.
-        :raises TerminalError: if it finds other files.
+        :raises TerminalError: if it finds other files, or the folder belongs to another table.
         """
+        self.take_folder()
         from airflow_provider_cdc.sinks.iceberg.log.cross_check import check_live_files  # loads pyiceberg
 
         check_live_files(self.reader, self.name, self.metadata, {f.entry.file.file_path for f in self.files.values()})
 
-    def commit(self, commit: SnapshotCommit) -> bool:
+    def commit(self, commit: SnapshotCommit) -> CommitOutcome:
         """Make the next snapshot.
 
-        :returns: whether it was made; if not, another writer was faster.
-        :raises TransientError: if the outcome is unknown, or the commit cannot be made now.
+        :returns: ``DONE``; ``CONFLICT`` if another writer has made a snapshot instead; ``UNKNOWN`` if the catalog calls
+            it a conflict, and the table that it shows does not prove it: it may be an older one, and the catalog may
+            have repeated a commit that it had made.
+        :raises TransientError: if the catalog did not answer, or the commit cannot be made now.
         """
         self._refreshed_at = 0.0  # unless it succeeds, nobody knows
-        catalog = self.open_catalog()
-        outcome, table = catalog.commit_table(self.identifier, self.table, commit.requirements, commit.updates)
+        catalog, base = self.open_catalog(), self.table
+        failpoint("iceberg.before_swap")
+        outcome, table = catalog.commit_table(self.identifier, base, commit.requirements, commit.updates)
+        failpoint("iceberg.after_swap")
         if table is None:  # it may have been made all the same: the first response was lost
             table = self._load_table()
             if table is None or commit.snapshot.snapshot_id not in table.metadata.snapshots:
                 if outcome is CommitOutcome.CONFLICT:
-                    return False
+                    is_lost = table is not None and _has_other_snapshot(table.metadata, base.metadata, commit.snapshot)
+                    return CommitOutcome.CONFLICT if is_lost else CommitOutcome.UNKNOWN
                 raise TransientError(
                     f"it is unknown whether snapshot {commit.snapshot.snapshot_id} of the {self.name} was committed: "
                     f"the {catalog.name} did not confirm it",
@@ -232,7 +248,18 @@ class IcebergLog:
                     self._dead_rows[path] = (file.vector.file, rows)
         else:  # others have committed since
             self._advance_to(table)
-        return True
+        return CommitOutcome.DONE
+
+    def remove_snapshots(self, snapshot_ids: Sequence[int]) -> None:
+        """Remove snapshots from the metadata, unless a branch or tag of this version has changed; no row changes."""
+        metadata = self.metadata
+        refs = [table_updates.require_ref(metadata, name) for name in metadata.refs]
+        requirements = [table_updates.require_uuid(metadata), *refs]
+        removal = table_updates.remove_snapshots(snapshot_ids)
+        self._refreshed_at = 0.0  # unless it succeeds, nobody knows
+        _, table = self.open_catalog().commit_table(self.identifier, self.table, requirements, [removal])
+        if table is not None:
+            self._advance_to(table)
 
     def add_schema(self, schema: IcebergSchema, last_column_id: int) -> TableMetadata:
         """Add a schema to the table, without making it the current one; no row or marker changes.
@@ -376,6 +403,19 @@ _CHANGING_PROPERTIES = (f"{OWN_PREFIX}marker", OWN_SNAPSHOT_PROPERTY)
 def field_ids_text(schema: IcebergSchema) -> str:
     """Return the value of :data:`FIELD_IDS_PROPERTY` for the columns of a schema."""
     return ",".join(str(nested.id) for nested in schema.fields)
+
+
+def _has_other_snapshot(metadata: TableMetadata, base: TableMetadata, snapshot: TableSnapshot) -> bool:
+    """Return whether a table has another snapshot with the sequence number of one that is not part of it.
+
+    Then that one was not made, however old or new the metadata is: each number is used once, but for snapshots that
+    are based on none.
+
+    :param base: what the snapshot was based on.
+    """
+    if metadata.table_uuid != base.table_uuid or snapshot.parent_snapshot_id is None:
+        return False
+    return snapshot.sequence_number in {other.sequence_number for other in metadata.snapshots.values()}
 
 
 def _is_same_vector(file: IcebergLiveFile, vector: ManifestEntry | None) -> bool:

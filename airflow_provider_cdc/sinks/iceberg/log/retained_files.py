@@ -28,6 +28,11 @@ METADATA_FOLDER = "metadata"
 _LIST_NAME = re.compile(rf"{METADATA_FOLDER}/snap-(\d+)-.*\.avro")
 
 
+def is_manifest_list(path: str) -> bool:
+    """Return whether a file in a table's folder is the manifest list of a snapshot."""
+    return _LIST_NAME.fullmatch(path) is not None
+
+
 @dataclass(frozen=True)
 class ExpiredSnapshot:
     """A snapshot that is no longer in the metadata.

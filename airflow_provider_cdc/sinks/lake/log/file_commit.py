@@ -71,6 +71,8 @@ class FileCommit:
     :param kind: kind of the commit.
     :param delete_on_conflict: files written for it, to be deleted if the commit fails.
     :param delete_on_success: files that are not needed if the commit succeeds.
+    :param may_be_made: whether it is possible that a commit that has failed was made all the same: then its files must
+        stay, until they are deleted as abandoned ones.
     """
 
     operations: list[FileOperation] = field(default_factory=list)
@@ -78,6 +80,7 @@ class FileCommit:
     kind: CommitKind = CommitKind.MERGE
     delete_on_conflict: list[str] = field(default_factory=list)
     delete_on_success: list[str] = field(default_factory=list)
+    may_be_made: bool = False
 
 
 def dead_rows_of(commit: FileCommit) -> dict[str, BitMap]:
