@@ -21,17 +21,21 @@ from airflow_provider_cdc.model.offset import Offset
 from airflow_provider_cdc.resnapshot import publish
 from airflow_provider_cdc.sinks.delta.maintenance import vacuum_files
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
+from airflow_provider_cdc.sinks.iceberg import commit_encoder, snapshot_expiry, upkeep
+from airflow_provider_cdc.sinks.iceberg.log import iceberg_log
+from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
 from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.lake.merge import key_index, table_edit
+from airflow_provider_cdc.sinks.protocol import SinkTable
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.resume import move_to_resume_point
 from tests.support.cli import Cli, asked_by
-from tests.support.delta import as_delta
 from tests.support.gone import Gone
 from tests.support.oracle import Kept, compare_database
 from tests.support.servers import MySQLServer
+from tests.support.sink_kinds import seeds_by_kind
 
 #: Tables: the columns that tell their rows apart, the key, and values of these columns. All have three more columns.
 _TABLES: dict[str, tuple[dict[str, str], str, list[tuple[str, ...]]]] = {
@@ -87,6 +91,11 @@ _PARTS = ("NULL", "'x'", "'y/ z'")
 _MOMENTS = ("NULL", "'2024-02-29 23:59:59.999999'", "'1969-12-31 23:00:00'")
 
 
+def as_lake(table: SinkTable) -> DeltaSinkTable | IcebergSinkTable:
+    assert isinstance(table, DeltaSinkTable | IcebergSinkTable)
+    return table
+
+
 class World:
     """A pipeline, its source, and what has not been committed yet."""
 
@@ -96,8 +105,8 @@ class World:
         self.places: list[Offset] = []
         self.count = 0
 
-    def tables(self) -> list[DeltaSinkTable]:
-        return [as_delta(table) for table in open_sink_tables(self.cli.context, self.cli.context.require_plan())]
+    def tables(self) -> list[DeltaSinkTable | IcebergSinkTable]:
+        return [as_lake(table) for table in open_sink_tables(self.cli.context, self.cli.context.require_plan())]
 
     def write(self) -> None:
         """Some transactions; some are rolled back."""
@@ -142,7 +151,7 @@ class World:
                 raise Crash(name)
 
         with pytest.MonkeyPatch.context() as patch, suppress(Crash):
-            for module in (apply, publish):
+            for module in (apply, publish, commit_encoder, iceberg_log):
                 patch.setattr(module, "failpoint", failpoint)
             with self.cli.epoch() as epoch, closing(epoch.job.make_planner()) as planner:
                 at, chance = epoch.section_start, self.chance
@@ -195,7 +204,10 @@ class World:
 
     def sweep(self) -> None:
         for table in self.tables():
-            vacuum_files(table.load_log(), 0)
+            if isinstance(table, DeltaSinkTable):
+                vacuum_files(table.load_log(), 0)
+            else:
+                table.clean_up()
 
     def merge(self) -> None:
         """From now on other tables are merged by copies."""
@@ -214,8 +226,11 @@ class World:
 
 @pytest.fixture
 def world(
-    mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str
 ) -> Iterator[World]:
+    monkeypatch.setattr(snapshot_expiry, "MAX_SNAPSHOTS", 4)
+    monkeypatch.setattr(snapshot_expiry, "EXPIRY_BATCH", 2)
+    monkeypatch.setattr(upkeep, "RETENTION_SECONDS", -3600)
     monkeypatch.setattr(compaction, "FANOUT", 3)
     monkeypatch.setattr(compaction, "MIN_FANOUT", 2)
     monkeypatch.setattr(compaction, "MAX_DEAD_SHARE", 0.1)
@@ -229,6 +244,7 @@ def world(
         mysql_server.session(database, "SET sql_mode = ''", f"CREATE TABLE {name} ({', '.join(listed)})")
     how = {name: chance.choice(["soft", "ignore", "hard"]) for name, (_, key, _) in _TABLES.items() if key}
     sink: dict[str, Any] = {
+        "kind": kind,
         "deletes": {mode: [f"{database}[.]{n}" for n in how if how[n] == mode] for mode in ("soft", "ignore")},
         "partition_by": {
             f"{database}[.]{n}": chance.choice(by) for n, by in _PARTITIONS.items() if chance.random() < 0.6
@@ -240,7 +256,7 @@ def world(
         yield World(cli, mysql_server, database, gone, chance)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 12))])
+@pytest.mark.parametrize(("seed", "kind"), seeds_by_kind([0], range(1, 12)))
 def test_everything_at_once(world: World, seed: int) -> None:
     chance = world.chance
     world.write()

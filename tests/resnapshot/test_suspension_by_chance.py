@@ -35,6 +35,8 @@ from airflow_provider_cdc.mysql.chunks import chunk, keyless
 from airflow_provider_cdc.resnapshot import publish, suspension
 from airflow_provider_cdc.resnapshot import staged_files as staged
 from airflow_provider_cdc.resnapshot import worker as rereading
+from airflow_provider_cdc.sinks.iceberg import commit_encoder
+from airflow_provider_cdc.sinks.iceberg.log import iceberg_log
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.altering import quoted
@@ -42,11 +44,12 @@ from tests.support.chance import Killed, at_once, killed
 from tests.support.cli import Cli
 from tests.support.definitions import check_definitions
 from tests.support.epochs import run_epoch_in_process
-from tests.support.failpoints import RESNAPSHOT, SCHEMA_CHANGES, STREAM, SUSPENSION
+from tests.support.failpoints import ICEBERG, RESNAPSHOT, SCHEMA_CHANGES, STREAM, SUSPENSION
 from tests.support.loaded_pipeline import LoadedPipeline
 from tests.support.oracle import compare, compare_all
 from tests.support.redefining import TABLES, Load, change
 from tests.support.servers import MySQLServer
+from tests.support.sink_kinds import seeds_by_kind
 
 #: Tables that must have been suspended, and have rejoined, at least: a schedule without is none.
 _SUSPENDED, _REJOINED = 3, 3
@@ -55,7 +58,10 @@ _MORE = 20
 _DATABASE = "chance_s"
 #: Seeds of schedules whose copies do not take over all that the source does begin here.
 _POLICIES = 100
-_MODULES = (apply, publish, staged, schema_changes, suspension, batches, slices, chunk_group, chunk, keyless)
+_MODULES = (
+    *(apply, publish, staged, schema_changes, suspension, batches, slices, chunk_group, chunk, keyless),
+    *(commit_encoder, iceberg_log),
+)
 #: What may become of a table that an operator reads again while it is altered.
 _REFUSED = ("no longer exists", "was altered", "altered all the time", "cannot be published", "has changed")
 #: The same where some rows are to be read.
@@ -68,11 +74,12 @@ _NO_PART = (
 class World(LoadedPipeline):
     """A pipeline under a load."""
 
-    def __init__(self, server: MySQLServer, folder: Path, seed: int) -> None:
+    def __init__(self, server: MySQLServer, folder: Path, seed: int, kind: str) -> None:
         super().__init__(server, folder, seed)
         self.patterns = {name: rf"{_DATABASE}[.]{name}" for name in TABLES}
         self.sink: dict[str, Any] = {
-            "merge": {"copy_on_write": [self.patterns[n] for n in self.chance.sample([*TABLES], 2)]}
+            "kind": kind,
+            "merge": {"copy_on_write": [self.patterns[n] for n in self.chance.sample([*TABLES], 2)]},
         }
         #: What becomes of the columns of copies. Schedules of the others have tables that are emptied, too.
         self.mode = "evolve" if seed < _POLICIES else self.chance.choice(["lenient", "ignore"])
@@ -92,6 +99,7 @@ class World(LoadedPipeline):
         }
         self.cli = Cli(folder / "p", server, *self.patterns.values(), sink=self.sink, **self.settings)
         self.load = Load(server, seed, _DATABASE)
+        self.own_failpoints = ICEBERG if kind == "iceberg" else ()
 
     def there(self) -> list[str]:
         found = self.server.execute(
@@ -108,7 +116,9 @@ class World(LoadedPipeline):
         :param ends: it goes on to where the server is.
         """
         chance, catch_up = self.chance, ends or self.chance.random() < 0.7
-        name = chance.choice([None, *SUSPENSION, *SUSPENSION, *SCHEMA_CHANGES, *STREAM, *RESNAPSHOT])
+        name = chance.choice(
+            [None, *SUSPENSION, *SUSPENSION, *SCHEMA_CHANGES, *STREAM, *RESNAPSHOT, *self.own_failpoints]
+        )
         at = chance.randrange(1, 40 if name is None else 4)
         size, piece, seconds = chance.choice([3000, 1 << 20]), chance.choice([700, 1 << 20]), chance.uniform(0.5, 3)
         stop = threading.Event()
@@ -222,7 +232,9 @@ class World(LoadedPipeline):
 
 
 @pytest.fixture
-def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[World]:
+def world(
+    server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str
+) -> Iterator[World]:
     monkeypatch.setattr(rereading, "_RETRY_SECONDS", 0.2)
     go = rereading.ResnapshotWorker._run
 
@@ -231,11 +243,11 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             go(self)
 
     monkeypatch.setattr(rereading.ResnapshotWorker, "_run", ends)
-    with World(server, tmp_path, seed).with_tables(monkeypatch, TABLES, 50, change) as found:
+    with World(server, tmp_path, seed, kind).with_tables(monkeypatch, TABLES, 50, change) as found:
         yield found
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 150))])
+@pytest.mark.parametrize(("seed", "kind"), seeds_by_kind([0], range(1, 150)))
 def test_a_schedule(world: World, seed: int) -> None:
     chance, load, began = world.chance, world.load, time.monotonic()
     kinds = ["stream", "dies", "dies", "dies", "beside", "beside", "read", "part", "verified", "metadata"]

@@ -18,6 +18,8 @@ from tests.support.servers import MySQLServer
 
 #: Schedules of the long suite.
 SEEDS = 500
+#: Those of them that are carried out with Iceberg tables as well.
+ICEBERG_SEEDS = 100
 
 _deaths = Deaths()
 
@@ -41,6 +43,37 @@ def test_killed_and_started_again(
     lake = Lake(tmp_path / "lake", f"kill-{schedule.seed}", schedule.settings.section(database))
     log = tmp_path / "log"
     _deaths.update(carry_out(schedule, lake, nursery, mysql_server, cdc_user, database, log))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param(Schedule.iceberg_chain(), id="commits"),
+        pytest.param(Schedule.chain(2).into_iceberg(), id="chain-2-iceberg"),
+        *(
+            pytest.param(Schedule.chain(n).into_iceberg(), marks=pytest.mark.long, id=f"chain-{n}-iceberg")
+            for n in range(CHAINS)
+            if n != 2
+        ),
+        *(
+            pytest.param(Schedule.of(n).into_iceberg(), marks=pytest.mark.long, id=f"seed-{n}-iceberg")
+            for n in range(ICEBERG_SEEDS)
+        ),
+    ],
+)
+def test_killed_and_started_again_with_iceberg(
+    schedule: Schedule,
+    nursery: Nursery,
+    mysql_server: MySQLServer,
+    cdc_user: dict[str, str],
+    database: str,
+    tmp_path: Path,
+) -> None:
+    print(schedule)
+    sink = {"kind": "iceberg", **schedule.settings.section(database)}
+    lake, log = Lake(tmp_path / "lake", f"kill-{schedule.seed}", sink), tmp_path / "log"
+    deaths = carry_out(schedule, lake, nursery, mysql_server, cdc_user, database, log)
+    assert {step.failpoint.partition(":")[0] for step in schedule.steps if step.certain} <= deaths.keys()
 
 
 def test_every_failpoint_has_killed(request: pytest.FixtureRequest) -> None:

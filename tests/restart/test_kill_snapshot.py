@@ -27,6 +27,8 @@ from tests.support.workload import Writers, make_foreign, make_shop
 
 #: Schedules of the long suite. So many in a row share tables; so many of them are on each kind of server.
 SEEDS, BLOCK = 500, 25
+#: Those of them that are carried out with Iceberg tables as well.
+ICEBERG_SEEDS = 50
 KINDS = ("GTID",) * 19 + ("MariaDB",) * 3 + ("no GTID",) * 3
 #: Schedules of every run of the tests: the kind of server, and the tables.
 CHAINS = (("GTID", "shop"), ("MariaDB", "foreign"), ("no GTID", "shop"))
@@ -153,8 +155,29 @@ def sources(mysql_server: MySQLServer) -> Iterator[Sources]:
     ],
 )
 def test_killed_and_started_again(schedule: Schedule, nursery: Nursery, sources: Sources, tmp_path: Path) -> None:
+    carry_out(schedule, nursery, sources, Lake(tmp_path / "lake", "kill"))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *(
+            pytest.param(Schedule.chain(n), marks=[] if n == 0 else pytest.mark.long, id=f"chain-{n}-iceberg")
+            for n in range(len(CHAINS))
+        ),
+        *(pytest.param(Schedule.of(n), marks=pytest.mark.long, id=f"seed-{n}-iceberg") for n in range(ICEBERG_SEEDS)),
+    ],
+)
+def test_killed_and_started_again_with_iceberg(
+    schedule: Schedule, nursery: Nursery, sources: Sources, tmp_path: Path
+) -> None:
+    carry_out(schedule, nursery, sources, Lake(tmp_path / "lake", "kill", {"kind": "iceberg"}))
+
+
+def carry_out(schedule: Schedule, nursery: Nursery, sources: Sources, lake: Lake) -> None:
+    """Carry out a schedule; at the end the copy is its source."""
     print(schedule)
-    lake, log = Lake(tmp_path / "lake", "kill"), tmp_path / "log"
+    log = lake.path.with_name("log")
     file = lake.write_pipeline(DATABASE, chunk_rows=schedule.chunk_rows, group_rows=schedule.group_rows, parallelism=2)
     server, user = sources.get(schedule)
     connections = {"AIRFLOW_CONN_CDC_SOURCE": server.uri(**user)}

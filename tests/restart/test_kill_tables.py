@@ -39,6 +39,7 @@ from tests.support.redefining import TABLES as DEFINITIONS
 from tests.support.redefining import Load
 from tests.support.s3 import S3
 from tests.support.servers import MySQLServer
+from tests.support.sink_kinds import DELTA, ICEBERG, seeds_by_kind
 from tests.support.store_lake import CONN_ID, StoreLake
 
 #: Schedules of the long suite.
@@ -135,9 +136,11 @@ CHAINS: dict[str, tuple[tuple[str, ...], tuple[Step, ...]]] = {
 class World(Commands):
     """A pipeline whose commands are killed, and a load on its tables."""
 
-    def __init__(self, server: MySQLServer, nursery: Nursery, folder: Path, seed: int, store: S3 | None) -> None:
+    def __init__(
+        self, server: MySQLServer, nursery: Nursery, folder: Path, seed: int, store: S3 | None, kind: str
+    ) -> None:
         self.server, self.folder = server, folder
-        self.sink = {"on_dropped": "drop", "merge": {"copy_on_write": [_pattern("be`ta")]}}
+        self.sink = {"kind": kind, "on_dropped": "drop", "merge": {"copy_on_write": [_pattern("be`ta")]}}
         super().__init__(nursery, Cli(folder / "p", server, sink=self.sink, **_SETTINGS), folder / "log")
         self.place: Place = self.cli.sink
         if store is not None:
@@ -229,10 +232,18 @@ def store() -> S3 | None:
 
 
 @pytest.fixture
-def world(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int, store: S3 | None) -> Iterator[World]:
+def kind() -> str:
+    """Kind of the sink."""
+    return DELTA
+
+
+@pytest.fixture
+def world(
+    server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int, store: S3 | None, kind: str
+) -> Iterator[World]:
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
-    found = World(server, nursery, tmp_path, seed, store)
+    found = World(server, nursery, tmp_path, seed, store, kind)
     for name, definition in DEFINITIONS.items():
         server.session(_DATABASE, f"CREATE TABLE {quoted(name)} {definition}")
     yield found
@@ -243,6 +254,17 @@ def world(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int, stor
 @pytest.mark.parametrize(("chain", "seed"), [(chain, number) for number, chain in enumerate(CHAINS)])
 def test_killed_and_started_again(world: World, chain: str) -> None:
     """Each process dies at the place of its step, and the next one finds what it has left."""
+    carry_out(world, *CHAINS[chain])
+
+
+@pytest.mark.one_of("server")
+@pytest.mark.parametrize("kind", [ICEBERG])
+@pytest.mark.parametrize(
+    ("chain", "seed"),
+    [pytest.param(name, n, marks=[] if n == 0 else pytest.mark.long) for n, name in enumerate(CHAINS)],
+)
+def test_killed_and_started_again_with_iceberg(world: World, chain: str) -> None:
+    """The same, into Iceberg tables."""
     carry_out(world, *CHAINS[chain])
 
 
@@ -347,7 +369,7 @@ class Chance:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(("seed", "kind"), seeds_by_kind([], range(SEEDS), []))
 def test_killed_by_chance(world: World, seed: int) -> None:
     """DDL of every kind, and whoever is at it dies anywhere."""
     chance = Chance(world, seed)

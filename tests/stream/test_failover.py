@@ -34,6 +34,7 @@ from tests.support.cli import Cli, asked_by
 from tests.support.epochs import run_epoch_in_process
 from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
+from tests.support.sink_kinds import DELTA, seeds_by_kind
 
 TABLES = ("keyed", "other", "plain")
 #: A source that the servers have transactions of besides their own, as after an earlier failover.
@@ -48,6 +49,7 @@ class Pair:
     new: MySQLServer
     database: str
     folder: Path
+    kind: str = DELTA
     gtids: dict[str, int] = field(default_factory=dict)
     cli: Cli = field(init=False)
 
@@ -58,7 +60,7 @@ class Pair:
         self.run(f"CREATE TABLE {d}.other (id VARCHAR(20) PRIMARY KEY, v INT)")
         self.run(f"CREATE TABLE {d}.plain (v INT)")
         self.run(f"INSERT INTO {d}.keyed VALUES (1, 1), (2, 1), (3, 1)")
-        self.cli = Cli(self.folder, self.old, rf"{d}\..*", name=d)
+        self.cli = Cli(self.folder, self.old, rf"{d}\..*", name=d, sink={"kind": self.kind})
 
     def run(self, *sql: str, gtid: str = "", on: Sequence[MySQLServer] = ()) -> str:
         """One transaction with the same GTID on both servers, or on one of them."""
@@ -124,8 +126,14 @@ def servers() -> Iterator[tuple[MySQLServer, MySQLServer]]:
 
 
 @pytest.fixture
-def pair(servers: tuple[MySQLServer, MySQLServer], database: str, tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(*servers, f"f{database}", tmp_path)
+def kind() -> str:
+    """Kind of the sink."""
+    return DELTA
+
+
+@pytest.fixture
+def pair(servers: tuple[MySQLServer, MySQLServer], database: str, tmp_path: Path, kind: str) -> Iterator[Pair]:
+    made = Pair(*servers, f"f{database}", tmp_path, kind)
     yield made
     made.level()
     made.gtids.clear()
@@ -234,9 +242,7 @@ def conflict(one: set[str], two: set[str]) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[] if seed in (0, 1, 2) else pytest.mark.long) for seed in range(20)]
-)
+@pytest.mark.parametrize(("seed", "kind"), seeds_by_kind(range(3), range(3, 20)))
 def test_another_order(pair: Pair, seed: int) -> None:
     """The new server has committed in another order, with gaps and tags, when the stream comes over at any moment."""
     draw, d = random.Random(seed), pair.database

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.cli import Cli
+from tests.support.iceberg_place import find_in_catalog
 from tests.support.servers import MySQLServer
 
 
@@ -37,5 +38,12 @@ def check_definitions(server: MySQLServer, cli: Cli, fresh: Cli, names: Iterable
 
 
 def _fields(cli: Cli, database: str, table: str) -> list[dict[str, Any]]:
+    if cli.value["sink"].get("kind") == "iceberg":
+        copy = find_in_catalog(cli.sink / database / table)
+        assert copy is not None
+        fields = copy.schema().fields
+        return [
+            {"name": f.name, "type": str(f.field_type), "metadata": {"comment": f.doc} if f.doc else {}} for f in fields
+        ]
     found: list[dict[str, Any]] = json.loads(DeltaTable(str(cli.sink / database / table)).schema().to_json())["fields"]
     return found

@@ -49,6 +49,14 @@ DROPPED_TABLE = ("drop.before_commit", "drop.after_commit")
 ADDED_TABLE = ("add.before_write", "add.after_write")
 #: Failpoints while a running stream handles a control request.
 REQUESTS = ("request.after_take", "request.before_end")
+#: Failpoints in the commit of an Iceberg table.
+ICEBERG = (
+    "iceberg.after_vectors",
+    "iceberg.after_manifest",
+    "iceberg.after_list",
+    "iceberg.before_swap",
+    "iceberg.after_swap",
+)
 #: All failpoints that a complete run reaches; tests iterate over them.
 RUN_FAILPOINTS = (*SNAPSHOT, *STREAM)
 #: Failpoints that only the re-snapshot of a group reaches.

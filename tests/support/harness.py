@@ -48,6 +48,7 @@ from airflow_provider_cdc.observe.observer import snapshot_observer
 from airflow_provider_cdc.preflight import run as preflight
 from airflow_provider_cdc.resnapshot import worker as rereading
 from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.iceberg.log.table_markers import parse_markers
 from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.snapshot.run import run_group, run_snapshot
 from airflow_provider_cdc.spark import session
@@ -58,6 +59,7 @@ from airflow_provider_cdc.system.failpoints import ENV_VARIABLE
 from tests import ROOT
 from tests.support.cli import asked_by
 from tests.support.epochs import run_epoch_in_process
+from tests.support.iceberg_place import find_in_catalog
 from tests.support.processes import members
 
 #: Exit code of a child that a failpoint (or a test) has killed.
@@ -365,16 +367,22 @@ class Lake:
     def _published(self) -> Iterator[tuple[Path, str, int, Any]]:
         """Published files: folder of the table, number of the group, attempt, entry of the manifest."""
         for folder in {sidecar.parents[4] for sidecar in self._sidecars()}:
-            table = DeltaTable(str(folder))
             for group in folder.glob("snapshot/*/*"):
                 generation, number = group.parent.name, group.name
-                attempt = table.transaction_version(f"cdc/{self.pipeline}/{generation}/group/{number}")
+                attempt = self._marker_in(folder, f"cdc/{self.pipeline}/{generation}/group/{number}")
                 if attempt is None:
                     continue
                 manifest = self.private / "groups" / generation / number / f"attempt-{attempt}.json"
                 for entry in json.loads(manifest.read_text()):
                     if all((folder / name).exists() for name in files_of(entry)):  # else it is another table's
                         yield folder, number, attempt, entry
+
+    def _marker_in(self, folder: Path, name: str) -> int | None:
+        if self.sink.get("kind") != "iceberg":
+            return DeltaTable(str(folder)).transaction_version(name)
+        table = find_in_catalog(folder)
+        assert table is not None, folder
+        return parse_markers(table.properties).get(name)
 
 
 def files_of(manifest: Mapping[str, Any]) -> list[str]:

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+
+
+#: The catalog of a sink for which none is configured, below its path.
+CATALOG_FILE, CATALOG_NAME = "iceberg_catalog.db", "iceberg"
+
+
+def find_in_catalog(folder: Path) -> Table | None:
+    """Load the table in a folder from the catalog file in a folder above, if both are there."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import NoSuchTableError
+
+    for above in folder.parents:
+        file = above / CATALOG_FILE
+        if file.is_file():
+            catalog = SqlCatalog(CATALOG_NAME, uri=f"sqlite:///{file}", init_catalog_tables="false")
+            try:
+                return catalog.load_table(folder.relative_to(above).parts)
+            except NoSuchTableError:
+                return None
+            finally:
+                catalog.close()
+    return None
 
 
 @dataclass(frozen=True)

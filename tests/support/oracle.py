@@ -28,7 +28,7 @@ from deltalake import DeltaTable
 from pymysql.cursors import SSCursor
 
 from tests.support.gone import MOMENT, NUMBER
-from tests.support.iceberg_place import CatalogPlace
+from tests.support.iceberg_place import CatalogPlace, find_in_catalog
 from tests.support.servers import MySQLServer
 
 if TYPE_CHECKING:
@@ -398,7 +398,8 @@ def open_copy(place: Place) -> Copy | None:
         return None if table is None else _IcebergCopy(table)
     address, options = (str(place), None) if isinstance(place, str | Path) else (place.uri(), dict(place.options))
     if not DeltaTable.is_deltatable(address, options):
-        return None
+        table = find_in_catalog(Path(place)) if isinstance(place, str | Path) else None
+        return None if table is None else _IcebergCopy(table)
     return _DeltaCopy(DeltaTable(address, storage_options=options))
 
 

@@ -6,11 +6,11 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.support.failpoints import RUN_FAILPOINTS, STREAM
+from tests.support.failpoints import ICEBERG, RUN_FAILPOINTS, STREAM
 from tests.support.gone import Gone
 from tests.support.harness import KILLED, Nursery
 from tests.support.heap import HeapWriter
@@ -73,6 +73,18 @@ class Schedule:
         tables = ("shop", "foreign")[number % 2]
         settings = Settings.drawn(random.Random(CHAIN_SETTINGS[number]), tables)
         return cls(number, tables, 400, 400 * (8, 1000)[number % 2], 64 << 10 << number, (*steps,), settings)
+
+    @classmethod
+    def iceberg_chain(cls) -> Schedule:
+        """Each failpoint of a commit to an Iceberg table: in a stream whose commits have deletion vectors."""
+        steps = [Step("group.after_commit:1", 0, (), certain=True)]
+        steps += [Step(f"{name}:{n}", 0, (), certain=True) for n, name in enumerate(ICEBERG, 1)]
+        settings = replace(Settings.drawn(random.Random(CHAIN_SETTINGS[0]), "shop"), adopted=())
+        return cls(0, "shop", 400, 3200, 64 << 10, (*steps,), settings, rows=2000)
+
+    def into_iceberg(self) -> Schedule:
+        """The same, into Iceberg tables. pyiceberg could not make the tables that are to be adopted."""
+        return replace(self, settings=replace(self.settings, adopted=()))
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
