@@ -75,6 +75,12 @@ class IcebergTableFormat(TableFormat):
         return self.file_schema_lookup.find()
 
     @property
+    def rewritten_schema(self) -> pa.Schema:
+        """Schema of rewritten files, whose rows have their row ids."""
+        schema = self.file_schema
+        return _with_lineage(schema) if _has_row_ids(schema) else schema
+
+    @property
     def value_names(self) -> list[str]:
         """Names of the partition values, in order."""
         return [value_name(name) for name in self.columns]
@@ -91,6 +97,10 @@ class IcebergTableFormat(TableFormat):
         """Return the path of a file: partitions have no folders of their own."""
         return f"{folder}/{name}" if folder else name
 
+    def file_name(self, stem: str, number: int) -> str:
+        """Return the name of the file of a partition. Staged changes are beside it, and have names like ``7-0-5-1``."""
+        return f"{stem}.{number}.parquet"
+
     def read_for_rewrite(self, storage: Storage, path: str, origin: RowOrigin | None) -> Iterator[pa.Table]:
         """Yield the rows of a file, with their row ids and the number of the commit that has changed each last."""
         if not _has_row_ids(self.file_schema):
@@ -105,11 +115,14 @@ class IcebergTableFormat(TableFormat):
         self, storage: Storage, path: str, rows: Iterable[pa.Table], values: PartitionValues = NO_PARTITION
     ) -> DataFile:
         """Write rows of one partition that :meth:`read_for_rewrite` has read."""
-        schema = self.file_schema
-        if _has_row_ids(schema):
-            schema = _with_lineage(schema)
         return write_file(
-            storage, path, schema, rows, self.stats_column, partition=values, row_group_size=self.row_group_size
+            storage,
+            path,
+            self.rewritten_schema,
+            rows,
+            self.stats_column,
+            partition=values,
+            row_group_size=self.row_group_size,
         )
 
 

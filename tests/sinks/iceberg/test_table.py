@@ -19,6 +19,7 @@ from pyiceberg.catalog.sql import SqlCatalog as PyicebergCatalog
 from pyiceberg.table import StaticTable
 from pyroaring import BitMap
 
+from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.iceberg import commit_encoder, snapshot_expiry, upkeep
@@ -37,6 +38,7 @@ from airflow_provider_cdc.sinks.iceberg.format.manifests import (
 from airflow_provider_cdc.sinks.iceberg.format.schema_changes import SchemaEditor
 from airflow_provider_cdc.sinks.iceberg.format.snapshots import make_snapshot, new_snapshot_id
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
+from airflow_provider_cdc.sinks.iceberg.log.retained_files import find_paths
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import marker_properties, parse_markers
 from airflow_provider_cdc.sinks.iceberg.sink import IcebergSink
 from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
@@ -330,6 +332,57 @@ def test_files_of_expired_snapshots_go(tmp_path: Path, monkeypatch: pytest.Monke
     assert held(target) == {**expected, 99: 1}
 
 
+def test_old_files_go_although_others_have_deleted_a_manifest_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark does with snapshots that it lets expire: what is older is found as files that nobody needs."""
+    monkeypatch.setattr(snapshot_expiry, "MAX_SNAPSHOTS", 3)
+    monkeypatch.setattr(snapshot_expiry, "EXPIRY_BATCH", 1)
+    target = make_table(tmp_path)
+    lists = []
+    for seq in range(1, 12):
+        upsert(target, seq, seq % 3)
+        snapshot = target._log.metadata.current_snapshot
+        assert snapshot is not None
+        lists.append(target._log.location.path_of(snapshot.manifest_list))
+    expected = held(target)
+    target.storage.delete(lists[5])
+    monkeypatch.setattr(upkeep, "RETENTION_SECONDS", -3600)
+    target.clean_up()
+    assert {name for name in lists if target.storage.size(name)} == {*lists[:5], *lists[8:]}
+    monkeypatch.setattr(upkeep, "ABANDONED_HOURS", -1)
+    target.clean_up()
+    names = {name for name, _ in target.storage.list("") if name.endswith((".avro", ".parquet", ".puffin"))}
+    assert names == needed_files(target) and held(target) == expected and read_all_snapshots(target) == 3
+
+
+def needed_files(target: IcebergSinkTable) -> set[str]:
+    """Data files, deletion vectors, manifests and manifest lists of all snapshots in the metadata."""
+    log, found = target.load_log(), set[str]()
+    for snapshot in log.metadata.snapshots.values():
+        manifests = log.reader.read_list(snapshot.manifest_list)
+        found.add(log.location.path_of(snapshot.manifest_list))
+        found |= {log.location.path_of(manifest.manifest_path) for manifest in manifests}
+        found |= find_paths(log.reader, manifests)
+    return found
+
+
+def test_a_compacted_file_whose_rows_stay_is_not_written_again(tmp_path: Path) -> None:
+    """Rows in it have their row ids, in columns that the table does not have."""
+    target = make_table(tmp_path, deletes=DeletePolicy(ignore=(".*[.].*",)))
+    for seq in range(1, 4):
+        upsert(target, seq, seq)
+    work = target.plan_compactions(purge=True)
+    assert target.commit_compactions([(c, c.run()) for c in work]) == 1
+    before, ids = {*target.load_log().files}, lineage(target)
+    for generation in (2, 3):
+        slices = [target.stage(f"{generation}/0/1/slice", [rows((9, "read", 5 * generation, "r"))])]
+        assert target.overwrite(slices, {"anew": generation}, FENCE, keep_deleted_to=5 * generation)
+        assert before < {*target.load_log().files} and len(target.load_log().files) == 2
+    now = lineage(target)
+    assert {key: now[key] for key in ids} == ids and len(now) == 4
+
+
 def test_what_older_snapshots_have_is_not_cleared(tmp_path: Path) -> None:
     """Changes of an earlier epoch that a compaction has replaced are read by readers of older snapshots."""
     sink, target = open_sink(tmp_path), make_table(tmp_path)
@@ -468,6 +521,19 @@ def test_partitions(tmp_path: Path, parts: tuple[tuple[str, str | None], ...]) -
     names = [part.name for part in table.spec().fields]
     assert names == [f"{name}_{unit}" if unit else name for name, unit in parts]
     assert len({str(f.file.partition) for f in table.scan().plan_files()}) > 2
+
+
+def test_changes_that_are_staged_beside_others(tmp_path: Path) -> None:
+    """A table may have two in one batch range, as when rows that stay are marked by a TRUNCATE."""
+    sink = open_sink(tmp_path, partition_by=((".*[.].*", (("v.w", None),)),))
+    staging, names = sink.change_staging(), ["epoch-1/7-0-5", "epoch-1/7-0-5-1", "epoch-1/7-0-5-2"]
+    sink.table(KEYED).create("p")
+    for number, name in enumerate(names):
+        writer = staging.open_writer(KEYED, name)
+        writer.add(rows(*((10 * number + n, f"v{n}", 1, "c") for n in range(4))).to_batches()[0])
+        writer.close()
+    for read in (staging.read_changes, staging.read_for_apply):
+        assert sorted(read(KEYED, names)["id"].to_pylist()) == [10 * k + n for k in range(3) for n in range(4)]
 
 
 def test_other_partitions_are_refused(tmp_path: Path) -> None:

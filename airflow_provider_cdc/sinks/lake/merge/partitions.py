@@ -133,6 +133,19 @@ class TableFormat:
         """Schema of the data files."""
         return self._columns_in_files
 
+    @property
+    def rewritten_schema(self) -> pa.Schema:
+        """Schema of the data files that :meth:`write_rewritten_file` writes."""
+        return self.file_schema
+
+    def file_name(self, stem: str, number: int) -> str:
+        """Return the name of the file of a partition, in its folder.
+
+        :param stem: beginning of the names of files that are written together.
+        :param number: number of the file among them.
+        """
+        return f"{stem}-{number}.parquet"
+
     def supports_vectors(self, path: str) -> bool:
         """Return whether rows of a file may be deleted by a deletion vector. If not, the file is rewritten."""
         return True
@@ -298,7 +311,7 @@ class PartitionedWriter:
         )
 
     def _file_path(self, number: int) -> str:
-        return self._format.file_path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
+        return self._format.file_path(self._folder, self._values[number], self._format.file_name(self._name, number))
 
 
 def partition_value_error(problem: str) -> TerminalError:

@@ -73,7 +73,7 @@ class RetainedRowFinder:
             for file in self._log.files.values():
                 row_numbers, unmarked = self._find_retained_rows(file, index, seq)
                 all_stay = len(row_numbers) == self._living_row_count(file) and not unmarked.any()
-                if all_stay and has_only_columns(self._log.storage, file.path, self._format.file_schema):
+                if all_stay and has_only_columns(self._log.storage, file.path, self._format.rewritten_schema):
                     retained_files.unchanged.add(file.path)
                 elif len(row_numbers):
                     yield from self._read_retained_rows(file, row_numbers, unmarked, marked_at)
