@@ -41,6 +41,7 @@ from tests.support.failpoints import (
 )
 from tests.support.harness import KILLED, Child, Nursery
 from tests.support.servers import MySQLServer
+from tests.support.sink_kinds import DELTA, ICEBERG
 
 _DATABASE = "kill_r"
 _COLUMNS = "v VARCHAR(20), n INT NOT NULL, version INT NOT NULL"
@@ -150,10 +151,10 @@ class Request:
 class World(Commands):
     """A pipeline, what happens to it by chance, and what must be."""
 
-    def __init__(self, server: MySQLServer, nursery: Nursery, folder: Path, seed: int) -> None:
+    def __init__(self, server: MySQLServer, nursery: Nursery, folder: Path, seed: int, kind: str) -> None:
         self.server, self.folder, self.draw = server, folder, random.Random(seed)
         draw, keeps = self.draw, self.draw.choice(("hard", "soft", "ignore"))
-        sink: dict[str, Any] = {"merge": {"copy_on_write": [_pattern(draw.choice([*_TABLES]))]}}
+        sink: dict[str, Any] = {"kind": kind, "merge": {"copy_on_write": [_pattern(draw.choice([*_TABLES]))]}}
         if keeps != "hard":
             sink["deletes"] = {keeps: [_pattern("keeping")]}
         settings: dict[str, Any] = {
@@ -664,11 +665,13 @@ def _pattern(name: str) -> str:
     return rf"{_DATABASE}[.]{name}"
 
 
-def carry_out(server: MySQLServer, nursery: Nursery, folder: Path, seed: int, steps: int) -> Counter[str]:
+def carry_out(
+    server: MySQLServer, nursery: Nursery, folder: Path, seed: int, steps: int, kind: str = DELTA
+) -> Counter[str]:
     """A schedule; what has been done."""
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
-    world, began = World(server, nursery, folder, seed), time.monotonic()
+    world, began = World(server, nursery, folder, seed, kind), time.monotonic()
     try:
         world.fill()
         with world.load:
@@ -700,6 +703,12 @@ _STEPS = 32
 @pytest.mark.parametrize("seed", [*_FEW, *(pytest.param(n, marks=pytest.mark.long) for n in _MANY), *seeds_asked_for()])
 def test_a_schedule(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int) -> None:
     carry_out(server, nursery, tmp_path, seed, 10 if seed in _FEW else _STEPS)
+
+
+@pytest.mark.one_of("server")
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 50))])
+def test_a_schedule_with_iceberg(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int) -> None:
+    carry_out(server, nursery, tmp_path, seed, 10 if seed in _FEW else _STEPS, ICEBERG)
 
 
 @pytest.mark.long

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
-from tests.support.oracle import compare
+from tests.support.oracle import compare, open_copy
 from tests.support.servers import MySQLServer
 
 #: Column with the version, and the key.
@@ -107,12 +107,13 @@ class Copy:
 
     def rows(self) -> pa.Table:
         """Rows as another reader than the project's own sees them."""
-        delta = DeltaTable(str(self.place))
-        return pa.table(delta.scan().read_all()).cast(pa.schema(delta.schema().to_arrow()))
+        copy = open_copy(self.place)
+        assert copy is not None, self.place
+        return copy.read(copy.columns)
 
     def check(self) -> None:
         """What holds at any moment: it is frozen if it is to be, and no row is older than what was done."""
-        if not DeltaTable.is_deltatable(str(self.place)):
+        if open_copy(self.place) is None:
             return
         rows = self.rows()
         if self._frozen is not None:

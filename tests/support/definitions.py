@@ -30,14 +30,15 @@ def check_definitions(server: MySQLServer, cli: Cli, fresh: Cli, names: Iterable
             now = read_schema(connection, *table.id).with_zero_dates("null")
             assert (table.columns, table.key, table.comments) == (now.columns, now.key, now.comments)
             assert (table, table.collation) == (now, now.collation)
-            old, new = (_fields(one, table.database, table.name) for one in (cli, fresh))
+            old, new = (copied_fields(one, table.database, table.name) for one in (cli, fresh))
             for one, other in zip(old, new, strict=True):
                 if "comment" not in other["metadata"]:  # one that is told no more may be somebody else's
                     one["metadata"].pop("comment", None)
             assert old == new
 
 
-def _fields(cli: Cli, database: str, table: str) -> list[dict[str, Any]]:
+def copied_fields(cli: Cli, database: str, table: str) -> list[dict[str, Any]]:
+    """Columns of a copy: name, type and comment of each."""
     if cli.value["sink"].get("kind") == "iceberg":
         copy = find_in_catalog(cli.sink / database / table)
         assert copy is not None
