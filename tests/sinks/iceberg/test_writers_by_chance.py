@@ -17,7 +17,8 @@ from airflow_provider_cdc.sinks.protocol import Truncate, Upsert
 from tests.sinks.conformance import KEYED
 from tests.sinks.iceberg.test_table import FENCE, held, open_sink, other_writer, read_all_snapshots, rows
 
-COMMITS = 60
+#: Actions of a schedule, and of the longest one.
+ACTIONS, MANY_ACTIONS = 60, 2000
 
 
 class Chance:
@@ -93,8 +94,17 @@ def read_keys(target: IcebergSinkTable, path: str) -> list[int]:
 
 
 @pytest.mark.parametrize("copies", [(), (".*[.].*",)], ids=["vectors", "copies"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))])
-def test_writers_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, copies: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [
+        pytest.param(0, ACTIONS, id="0"),
+        *(pytest.param(seed, ACTIONS, marks=pytest.mark.long, id=str(seed)) for seed in range(1, 10)),
+        pytest.param(10, MANY_ACTIONS, marks=pytest.mark.long, id="many"),
+    ],
+)
+def test_writers_by_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, count: int, copies: tuple[str, ...]
+) -> None:
     monkeypatch.setattr(snapshot_expiry, "MAX_SNAPSHOTS", 4)
     monkeypatch.setattr(snapshot_expiry, "EXPIRY_BATCH", 1)
     monkeypatch.setattr(commit_encoder, "MERGED_MANIFESTS", 5)
@@ -102,13 +112,15 @@ def test_writers_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed
     monkeypatch.setattr(upkeep, "RETENTION_SECONDS", -3600)
     chance = Chance(tmp_path, seed, **({"copy_on_write_tables": copies} if copies else {}))
     actions = [*[chance.upsert] * 5, chance.truncate, chance.compact, chance.others, chance.clean, chance.reopen]
-    for number in range(COMMITS):
+    for number in range(count):
         action = chance.random.choice(actions)
         action()
         found, markers = chance.target.read()
         read = dict(zip(found["id"].to_pylist(), found["_cdc_seq"].to_pylist(), strict=True))
         assert read == chance.model and found.num_rows == len(read), (number, action.__name__)
         assert (markers.get("stream") or 0) == chance.seq
+    log = chance.targets[0].load_log()
+    assert count < MANY_ACTIONS or log.metadata.last_sequence_number > 1000, "commits"
     chance.targets[0].clean_up()
     assert held(chance.targets[0]) == chance.model and read_all_snapshots(chance.targets[0])
     chance.targets[1].load_log().cross_check_files()
