@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,13 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap
 
+from airflow_provider_cdc.config.catalog_settings import SQL, CatalogSettings
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, CommitOutcome, TableIdentifier
 from airflow_provider_cdc.sinks.iceberg.catalogs.rest_catalog import RestCatalog
 from airflow_provider_cdc.sinks.iceberg.catalogs.sql_catalog import SqlCatalog
+from airflow_provider_cdc.sinks.iceberg.log.folder_owner import OWNER_FILE
+from airflow_provider_cdc.sinks.iceberg.sink import IcebergSink
+from tests.sinks.conformance import KEYED
 from tests.support.iceberg_catalogs import CatalogFolderTable, some_rows
 from tests.support.iceberg_rest import IcebergRest
 from tests.support.spark_iceberg import SparkIceberg, SparkIcebergError, spark_iceberg
@@ -102,6 +107,23 @@ def test_this_project_loads_what_spark_has_created(place: Place, name: str) -> N
     assert table.outcome is CommitOutcome.DONE
     place.spark(f"REFRESH TABLE {name}.made.by_spark")
     assert place.spark(f"SELECT id, name FROM {name}.made.by_spark ORDER BY id") == rows(1, 2)
+
+
+def test_spark_removes_files_that_no_snapshot_has(place: Place) -> None:
+    """But not the file that says to which table the folder belongs."""
+    lake = place.folder / "lake"
+    target = IcebergSink(
+        str(lake), "p", CatalogSettings(SQL, f"sqlite:///{place.folder}/catalog.db", (("name", "sql"),))
+    )
+    table = target.table(KEYED)
+    table.create("p")
+    orphan = "metadata/1-m0.avro"
+    table.storage.write(orphan, b"")
+    for name, _ in table.storage.list(""):
+        os.utime(f"{table.storage.location()}/{name}", (0, 0))
+    removed = place.spark("CALL sql.system.remove_orphan_files(table => 'shop.orders')")
+    assert len(removed) == 1 and str(removed[0][0]).endswith(orphan)
+    assert table.storage.size(OWNER_FILE) is not None
 
 
 def test_what_spark_says_of_a_wrong_statement(place: Place) -> None:
