@@ -54,10 +54,10 @@ from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import (
     FIELD_IDS_PROPERTY,
     OWN_SNAPSHOT_PROPERTY,
     IcebergLog,
-    SnapshotCommit,
     field_ids_text,
 )
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import METADATA_FOLDER, is_manifest_list
+from airflow_provider_cdc.sinks.iceberg.log.snapshot_commit import SnapshotCommit
 from airflow_provider_cdc.sinks.iceberg.log.snapshot_files import LoadedManifest
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import marker_properties, properties_to_set
 from airflow_provider_cdc.sinks.lake.log.file_commit import (

@@ -19,12 +19,12 @@ from airflow_provider_cdc.sinks.iceberg.format import table_updates
 from airflow_provider_cdc.sinks.iceberg.format.manifests import ContentFile, ManifestEntry
 from airflow_provider_cdc.sinks.iceberg.format.puffin import read_vector_blob
 from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
-from airflow_provider_cdc.sinks.iceberg.format.snapshots import TableSnapshot, ancestors_of
+from airflow_provider_cdc.sinks.iceberg.format.snapshots import ancestors_of
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
-from airflow_provider_cdc.sinks.iceberg.format.table_updates import Requirement, Update
 from airflow_provider_cdc.sinks.iceberg.log.folder_owner import FolderOwner, take_folder
 from airflow_provider_cdc.sinks.iceberg.log.live_file import IcebergLiveFile
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import find_retained_paths
+from airflow_provider_cdc.sinks.iceberg.log.snapshot_commit import SnapshotCommit
 from airflow_provider_cdc.sinks.iceberg.log.snapshot_files import LoadedManifest, SnapshotReader
 from airflow_provider_cdc.sinks.iceberg.log.table_location import TableLocation, location_of
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import parse_markers
@@ -35,22 +35,6 @@ from airflow_provider_cdc.system.failpoints import failpoint
 OWN_SNAPSHOT_PROPERTY = f"{OWN_PREFIX}snapshot"
 #: Property with the field ids of the columns that this project has given the table.
 FIELD_IDS_PROPERTY = f"{OWN_PREFIX}field-ids"
-
-
-@dataclass(frozen=True)
-class SnapshotCommit:
-    """A commit as the catalog gets it.
-
-    :param snapshot: the snapshot that it makes.
-    :param manifests: the manifests of the snapshot, by location, with those of their files that are part of it.
-    :param dead_rows: dead rows by path, of the files whose deletion vectors it writes.
-    """
-
-    snapshot: TableSnapshot
-    requirements: Sequence[Requirement]
-    updates: Sequence[Update]
-    manifests: Mapping[str, LoadedManifest]
-    dead_rows: Mapping[str, BitMap]
 
 
 @dataclass
@@ -233,7 +217,7 @@ class IcebergLog:
             table = self._load_table()
             if table is None or commit.snapshot.snapshot_id not in table.metadata.snapshots:
                 if outcome is CommitOutcome.CONFLICT:
-                    is_lost = table is not None and _has_other_snapshot(table.metadata, base.metadata, commit.snapshot)
+                    is_lost = table is not None and commit.has_lost_against(table.metadata, base.metadata)
                     return CommitOutcome.CONFLICT if is_lost else CommitOutcome.UNKNOWN
                 raise TransientError(
                     f"it is unknown whether snapshot {commit.snapshot.snapshot_id} of the {self.name} was committed: "
@@ -403,19 +387,6 @@ _CHANGING_PROPERTIES = (f"{OWN_PREFIX}marker", OWN_SNAPSHOT_PROPERTY)
 def field_ids_text(schema: IcebergSchema) -> str:
     """Return the value of :data:`FIELD_IDS_PROPERTY` for the columns of a schema."""
     return ",".join(str(nested.id) for nested in schema.fields)
-
-
-def _has_other_snapshot(metadata: TableMetadata, base: TableMetadata, snapshot: TableSnapshot) -> bool:
-    """Return whether a table has another snapshot with the sequence number of one that is not part of it.
-
-    Then that one was not made, however old or new the metadata is: each number is used once, but for snapshots that
-    are based on none.
-
-    :param base: what the snapshot was based on.
-    """
-    if metadata.table_uuid != base.table_uuid or snapshot.parent_snapshot_id is None:
-        return False
-    return snapshot.sequence_number in {other.sequence_number for other in metadata.snapshots.values()}
 
 
 def _is_same_vector(file: IcebergLiveFile, vector: ManifestEntry | None) -> bool:
