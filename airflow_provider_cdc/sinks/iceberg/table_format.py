@@ -98,7 +98,7 @@ class IcebergTableFormat(TableFormat):
         return f"{folder}/{name}" if folder else name
 
     def file_name(self, stem: str, number: int) -> str:
-        """Return the name of the file of a partition. Staged changes are beside it, and have names like ``7-0-5-1``."""
+        """Return the name of the file of a partition. Staged changes in the same folder are called like ``7-0-5-1``."""
         return f"{stem}.{number}.parquet"
 
     def read_for_rewrite(self, storage: Storage, path: str, origin: RowOrigin | None) -> Iterator[pa.Table]:
