@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, META_COLUMNS, SEQ_COLUMN
+from airflow_provider_cdc.sinks.files.stored_columns import StoredColumns, default_of, field_id_of
 from airflow_provider_cdc.sinks.storage.disk import translate_disk_full
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -30,8 +31,8 @@ _SAMPLE_ROWS = 2048
 PartitionValues = Mapping[str, str | None]
 NO_PARTITION: PartitionValues = {}
 #: Key, in the metadata of the schema of files, of the number that the schema has in its table, if the format has such
-#: numbers; and key, in the metadata of a column, of its field id, by which some formats identify it.
-SCHEMA_ID_KEY, FIELD_ID_KEY = b"airflow-cdc.schema-id", b"PARQUET:field_id"
+#: numbers.
+SCHEMA_ID_KEY = b"airflow-cdc.schema-id"
 
 
 class DataFile(JsonRecord, frozen=True):
@@ -42,8 +43,8 @@ class DataFile(JsonRecord, frozen=True):
     :param rows: number of rows.
     :param low: smallest key, only for a single integer key.
     :param high: largest key, likewise.
-    :param oldest: smallest ``_cdc_seq``.
-    :param newest: largest ``_cdc_seq``.
+    :param oldest: smallest ``_cdc_seq``; ``None`` if a row has none.
+    :param newest: largest ``_cdc_seq``, likewise.
     :param partition: its partition.
     :param parts: the files with the rows, if this object represents several files; then ``path`` itself does not exist.
     :param schema_id: number of its schema in the table, if the format has such numbers.
@@ -128,14 +129,19 @@ def _schema_id_of(schema: pa.Schema) -> int | None:
 
 
 class _MinMax:
-    """Smallest and largest value of a column."""
+    """Smallest and largest value of a column; unknown if a value is NULL."""
 
     def __init__(self) -> None:
         self.low: int | None = None
         self.high: int | None = None
+        self._has_nulls = False
 
     def add(self, column: pa.ChunkedArray) -> None:
         """Update the bounds with the values of a column."""
+        self._has_nulls |= column.null_count > 0
+        if self._has_nulls:
+            self.low = self.high = None
+            return
         extremes = pc.min_max(column).as_py()
         if extremes["min"] is not None:
             low, high = int(extremes["min"]), int(extremes["max"])
@@ -203,12 +209,8 @@ def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
 def has_only_columns(storage: Storage, name: str, schema: pa.Schema) -> bool:
     """Return whether every column of a file is in a schema, with the same type, and the same field id if it has one."""
     with open_parquet(storage, name) as file:
-        known = {field.name: (field.type, _field_id_of(field)) for field in schema}
-        return all(known.get(field.name) == (field.type, _field_id_of(field)) for field in file.schema_arrow)
-
-
-def _field_id_of(field: pa.Field) -> bytes | None:
-    return (field.metadata or {}).get(FIELD_ID_KEY)
+        known = {field.name: (field.type, field_id_of(field)) for field in schema}
+        return all(known.get(field.name) == (field.type, field_id_of(field)) for field in file.schema_arrow)
 
 
 def read_row_groups(
@@ -228,16 +230,14 @@ def read_row_groups(
         its rows.
     :raises TerminalError: if it lacks other columns.
     """
-    wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+    wanted_schema = _select_columns(schema, columns)
     with open_parquet(storage, name) as file:
-        stored = _stored_schema(storage, name, file, wanted_schema, partition, may_lack_columns)
-        # Not read_row_group(columns=...): it interprets a dot in a column name as a path into a struct.
-        reads_all_columns = columns is None and stored.names == wanted_schema.names
-        indices = None if reads_all_columns else [file.schema_arrow.get_field_index(c) for c in stored.names]
+        stored = _find_columns(storage, name, file, wanted_schema, partition, may_lack_columns)
         for number in range(file.metadata.num_row_groups):
-            group = file.reader.read_row_group(number, column_indices=indices).select(stored.names).cast(stored)
+            # Not read_row_group(columns=...): it interprets a dot in a column name as a path into a struct.
+            group = stored.select(file.reader.read_row_group(number, column_indices=stored.leaves))
             rows = file.metadata.row_group(number).num_rows
-            yield group if stored == wanted_schema else _add_missing_columns(group, rows, wanted_schema, partition)
+            yield _add_missing_columns(group, rows, wanted_schema, partition)
 
 
 def read_row_numbers(
@@ -254,9 +254,8 @@ def read_row_numbers(
     :param row_numbers: their row numbers, in ascending order.
     """
     with open_parquet(storage, name) as file:
-        stored = _stored_schema(storage, name, file, schema, partition, may_lack_columns)
+        stored = _find_columns(storage, name, file, schema, partition, may_lack_columns)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        indices = [file.schema_arrow.get_field_index(c) for c in stored.names]
         first = np.cumsum([0, *(group.num_rows for group in groups)])
         hit_groups = np.unique(np.searchsorted(first, row_numbers, side="right") - 1).tolist()
         while hit_groups:
@@ -264,43 +263,54 @@ def read_row_numbers(
             size = groups[group_numbers[0]].total_byte_size
             while hit_groups and (size := size + groups[hit_groups[0]].total_byte_size) <= _ROW_GROUP_BYTES:
                 group_numbers.append(hit_groups.pop(0))
-            candidates = (
-                file.reader.read_row_groups(group_numbers, column_indices=indices).select(stored.names).cast(stored)
-            )
+            candidates = stored.select(file.reader.read_row_groups(group_numbers, column_indices=stored.leaves))
             numbers = np.concatenate([np.arange(first[n], first[n + 1]) for n in group_numbers])
             low, high = np.searchsorted(row_numbers, [numbers[0], numbers[-1] + 1])
-            part = candidates.take(pa.array(np.searchsorted(numbers, row_numbers[low:high])))
-            yield part if stored == schema else _add_missing_columns(part, part.num_rows, schema, partition)
+            numbers_in_part = np.searchsorted(numbers, row_numbers[low:high])
+            part = candidates.take(pa.array(numbers_in_part))
+            yield _add_missing_columns(part, len(numbers_in_part), schema, partition)
 
 
-def _stored_schema(
+def _select_columns(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    return schema if columns is None else pa.schema([schema.field(c) for c in columns], metadata=schema.metadata)
+
+
+def _find_columns(
     storage: Storage,
     name: str,
     file: pq.ParquetFile,
     wanted_schema: pa.Schema,
     partition: PartitionValues,
     may_lack_columns: bool,
-) -> pa.Schema:
-    """Return those of the wanted columns that are in a file."""
-    file_columns = set(file.schema_arrow.names)
-    absent_columns = [n for n in wanted_schema.names if n not in file_columns and n not in partition]
+) -> StoredColumns:
+    """Find those of the wanted columns that are in a file."""
+    in_file = [field for field in wanted_schema if field.name not in partition]
+    columns = pa.schema(in_file, metadata=wanted_schema.metadata)
+    location = storage.location(name)
+    stored = StoredColumns.find(file.schema_arrow, columns, location)
+    absent_columns = [f.name for f in in_file if f.name not in stored.schema.names and default_of(f) is None]
     if missing := [n for n in absent_columns if not may_lack_columns or n in (*META_COLUMNS, DELETED_COLUMN)]:
         raise TerminalError(
-            f"the file {storage.location(name)} lacks column {missing[0]}",
+            f"the file {location} lacks column {missing[0]}",
             "It was written by other software, or under another definition: use a fresh sink.path",
         )
-    return pa.schema([f for f in wanted_schema if f.name not in partition and f.name not in absent_columns])
+    return stored
 
 
 def _add_missing_columns(
     table: pa.Table, row_count: int, wanted_schema: pa.Schema, partition: PartitionValues
 ) -> pa.Table:
     """Return rows with the columns that are not in their file."""
+    if table.column_names == wanted_schema.names:
+        return table
 
     def column(field: pa.Field) -> Any:
         if field.name in partition:
             return pa.repeat(pa.scalar(partition[field.name], pa.string()), row_count).cast(field.type)
-        return table[field.name] if field.name in table.column_names else pa.nulls(row_count, field.type)
+        if field.name in table.column_names:
+            return table[field.name]
+        default = default_of(field)
+        return pa.nulls(row_count, field.type) if default is None else pa.repeat(default, row_count)
 
     return pa.table([column(f) for f in wanted_schema], schema=wanted_schema)
 
@@ -316,10 +326,10 @@ def read_file(
     """Return all rows of a file; parameters as for :func:`read_row_groups`."""
     if columns is None and not partition:  # all row groups in parallel
         with open_parquet(storage, name) as file:
-            stored = _stored_schema(storage, name, file, schema, partition, may_lack_columns)
-            table = file.read().select(stored.names).cast(stored)
-            return table if stored == schema else _add_missing_columns(table, table.num_rows, schema, partition)
-    wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+            stored = _find_columns(storage, name, file, schema, partition, may_lack_columns)
+            table = stored.select(file.reader.read_all(column_indices=stored.leaves))
+            return _add_missing_columns(table, file.metadata.num_rows, schema, partition)
+    wanted_schema = _select_columns(schema, columns)
     return pa.concat_tables(
         [empty_table(wanted_schema), *read_row_groups(storage, name, schema, columns, partition, may_lack_columns)]
     )
@@ -335,9 +345,9 @@ def describe_file(
     wanted_schema = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
         # It becomes part of the table unchanged.
-        _stored_schema(storage, name, file, schema, NO_PARTITION, may_lack_columns=False)
-        indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
-        table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
+        _find_columns(storage, name, file, schema, NO_PARTITION, may_lack_columns=False)
+        stored = _find_columns(storage, name, file, wanted_schema, NO_PARTITION, may_lack_columns=False)
+        table = stored.select(file.reader.read_all(column_indices=stored.leaves))
         size = opened.size()
         schema_id = _schema_id_of(file.schema_arrow)
     spans = {column: _MinMax() for column in (stats_column, SEQ_COLUMN) if column is not None}

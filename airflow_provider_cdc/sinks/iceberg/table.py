@@ -175,7 +175,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
             if metadata is None:
                 new_table = self._new_metadata("")
                 schema = replace(new_table.current_schema, schema_id=NEW_TABLE_SCHEMA_ID)
-                return file_schema_of(schema, new_table.format_version)
+                return file_schema_of(schema, new_table, self.name)
             self._found_schema = metadata, self._find_or_add_schema(metadata)
         return self._found_schema[1]
 
@@ -185,7 +185,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
                 break
             schema = find_schema(metadata, self.schema, self._format.key_columns)
             if schema is not None:
-                return file_schema_of(schema, metadata.format_version)
+                return file_schema_of(schema, metadata, self.name)
             metadata = self._log.find_metadata()
             if metadata and find_schema(metadata, self.schema, self._format.key_columns) is None:
                 added = build_schema(metadata, self.schema, self._format.key_columns, column_docs(self.options))
@@ -227,7 +227,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
                 f"slices of the {self.name} were written with schemas {sorted(map(str, ids))} of the table",
                 "Re-snapshot the table again: its columns were changed while it was read",
             )
-        return file_schema_of(schemas[0], metadata.format_version)
+        return file_schema_of(schemas[0], metadata, self.name)
 
     # ------------------------------------------------------------ maintenance
 

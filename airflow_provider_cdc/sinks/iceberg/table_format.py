@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.sinks.files.parquet import (
-    FIELD_ID_KEY,
     NO_PARTITION,
     SCHEMA_ID_KEY,
     DataFile,
@@ -19,9 +18,12 @@ from airflow_provider_cdc.sinks.files.parquet import (
     read_row_groups,
     write_file,
 )
+from airflow_provider_cdc.sinks.files.stored_columns import identified_field, without_read_metadata
 from airflow_provider_cdc.sinks.iceberg.format.partition_values import value_name
 from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
+from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.format.transforms import Transform
+from airflow_provider_cdc.sinks.iceberg.log.column_ids import identify_columns
 from airflow_provider_cdc.sinks.lake.log.table_log import RowOrigin
 from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField, TableFormat
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -30,9 +32,7 @@ _VERSION_KEY = b"airflow-cdc.format-version"
 #: Columns with what the rows of a rewritten file do not inherit from it, and their field ids.
 ROW_ID_COLUMN, LAST_UPDATED_COLUMN = "_row_id", "_last_updated_sequence_number"
 _LINEAGE_IDS = {ROW_ID_COLUMN: 2147483540, LAST_UPDATED_COLUMN: 2147483539}
-_LINEAGE_FIELDS = [
-    pa.field(name, pa.int64(), metadata={FIELD_ID_KEY: str(number).encode()}) for name, number in _LINEAGE_IDS.items()
-]
+_LINEAGE_FIELDS = [identified_field(pa.field(name, pa.int64()), number, ()) for name, number in _LINEAGE_IDS.items()]
 
 
 class FileSchemaLookup:
@@ -72,13 +72,13 @@ class IcebergTableFormat(TableFormat):
     @property
     def file_schema(self) -> pa.Schema:
         """Schema of the data files."""
-        return self.file_schema_lookup.find()
+        return without_read_metadata(self.file_schema_lookup.find())
 
     @property
     def rewritten_schema(self) -> pa.Schema:
         """Schema of rewritten files, whose rows have their row ids."""
         schema = self.file_schema
-        return _with_lineage(schema) if _has_row_ids(schema) else schema
+        return without_read_metadata(_with_lineage(schema)) if _has_row_ids(schema) else schema
 
     @property
     def value_names(self) -> list[str]:
@@ -103,11 +103,11 @@ class IcebergTableFormat(TableFormat):
 
     def read_for_rewrite(self, storage: Storage, path: str, origin: RowOrigin | None) -> Iterator[pa.Table]:
         """Yield the rows of a file, with their row ids and the number of the commit that has changed each last."""
-        if not _has_row_ids(self.file_schema):
-            yield from super().read_for_rewrite(storage, path, origin)
+        schema, start = self.file_schema_lookup.find(), 0
+        if not _has_row_ids(schema):
+            yield from read_row_groups(storage, path, schema, may_lack_columns=True)
             return
-        start = 0
-        for rows in read_row_groups(storage, path, _with_lineage(self.file_schema), may_lack_columns=True):
+        for rows in read_row_groups(storage, path, _with_lineage(schema), may_lack_columns=True):
             yield rows if origin is None else _fill_lineage(rows, origin, start)
             start += rows.num_rows
 
@@ -131,10 +131,16 @@ def transform_of(part: PartitionField) -> Transform:
     return Transform(part.unit or "identity")
 
 
-def file_schema_of(schema: IcebergSchema, format_version: int) -> pa.Schema:
-    """Return the schema of new data files, with its number, and the format version of the table."""
-    numbers = {SCHEMA_ID_KEY: str(schema.schema_id), _VERSION_KEY: str(format_version)}
-    return schema.arrow_schema().with_metadata({key: number.encode() for key, number in numbers.items()})
+def file_schema_of(schema: IcebergSchema, metadata: TableMetadata, table: str) -> pa.Schema:
+    """Return the schema of new data files, with its number, and the format version of the table.
+
+    :param schema: the schema of the table that they get.
+    :param metadata: metadata of the table.
+    :param table: name of the table in messages.
+    """
+    numbers = {SCHEMA_ID_KEY: str(schema.schema_id), _VERSION_KEY: str(metadata.format_version)}
+    columns = schema.arrow_schema().with_metadata({key: number.encode() for key, number in numbers.items()})
+    return identify_columns(columns, schema, metadata.properties, table)
 
 
 def schema_number_of(schema: pa.Schema) -> int:

@@ -50,6 +50,7 @@ def plan_file_scan(log: TableLog, schema: pa.Schema) -> list[FileScanTask]:
 
     :param schema: schema of its rows.
     """
+    schema = log.identify_columns(schema)
     return [
         FileScanTask(log.storage, schema, f.path, f.size, bytes(log.dead_rows(f.path).serialize()), f.partition)
         for f in log.files.values()

@@ -20,10 +20,10 @@ from airflow_provider_cdc.sinks.delta import maintenance
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.lake.merge import key_index
-from airflow_provider_cdc.sinks.protocol import Upsert
+from airflow_provider_cdc.sinks.protocol import Truncate, Upsert
 from tests.sinks.conformance import nullable
 from tests.sinks.delta import test_definition_changes as altering
-from tests.sinks.delta.test_table import add, create_table, folder_of, held, opened, rows, upsert
+from tests.sinks.delta.test_table import FENCE, add, create_table, folder_of, held, opened, rows, upsert
 from tests.support.generated import held_by
 from tests.support.spark_delta import SparkDelta, spark_delta
 
@@ -310,3 +310,20 @@ def test_the_table_in_the_docs() -> None:
             what = f"`` {case.what} ``" if "`" in case.what else f"`{case.what}`"
             lines.append(f"| {program} | {what} | {outcome} |")
     assert held_by("docs/readers.md", "writers", lines)
+
+
+@pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "copies"])
+def test_rows_without_a_seq_are_older_than_all_others(tmp_path: Path, vectors: bool) -> None:
+    """Another program has inserted them, with NULL in ``_cdc_seq``; the file's statistics leave NULL out."""
+    target, big = create_table(tmp_path, vectors=vectors), 2**40 + 1
+    upsert(target, (1, "a", 5, "c"))
+    theirs = rows((7, "seven", 0, "c"), (8, "eight", 0, "c"), (9, "nine", big, "c"))
+    nulls = pa.array([None, None, big], pa.int64())
+    theirs = theirs.set_column(theirs.schema.get_field_index("_cdc_seq"), "_cdc_seq", nulls)
+    write_deltalake(folder_of(target), theirs, mode="append")
+    upsert(target, (8, "new", 1, "u"), (9, "older", 2**40, "u"))
+    assert held(target) == {1: ("a", 5), 7: ("seven", None), 8: ("new", 1), 9: ("nine", big)}
+    compactions = target.plan_compactions(purge=True)
+    assert target.commit_compactions([(c, c.run()) for c in compactions]) == len(compactions)
+    assert target.commit(lambda _: Truncate(big), {}, FENCE)
+    assert held(target) == {9: ("nine", big)}

@@ -19,6 +19,7 @@ from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COL
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.lake import compaction
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import deleted_mask, drop_deleted_rows
 from airflow_provider_cdc.sinks.protocol import Change, Fence, OverwriteRange, PublishSlices, Truncate, Upsert
 
 ID = Column("id", "bigint", "bigint", nullable=False)
@@ -258,3 +259,11 @@ def test_it_cannot_be_changed_later(opened: Open, before: str, after: str) -> No
         with pytest.raises(NotReadyError, match=f"was created with sink.deletes {before}, which is {after} now"):
             attempt()
     assert living(opened(before).table(TABLE)) == {1: "a"}
+
+
+def test_a_row_that_others_have_inserted_is_not_deleted() -> None:
+    """They may leave NULL in the column that marks deleted rows."""
+    marks = pa.array([None, True, False])
+    rows = pa.table({"id": [1, 2, 3], DELETED_COLUMN: marks})
+    assert drop_deleted_rows(rows).to_pylist() == [{"id": 1}, {"id": 3}]
+    assert deleted_mask(rows).tolist() == [False, True, False]

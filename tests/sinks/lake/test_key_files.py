@@ -112,11 +112,11 @@ def test_what_a_batch_waits_for_is_read_first(tmp_path: Path, read: list[str], m
     reading, go = threading.Event(), threading.Event()
     facts = module.KeyLookup._read_key_hashes
 
-    def slow(self: Any, file: Any) -> Any:
+    def slow(self: Any, file: Any, schema: Any) -> Any:
         if file.path.endswith("slice-2.parquet"):
             reading.set()
             go.wait(60)
-        return facts(self, file)
+        return facts(self, file, schema)
 
     monkeypatch.setattr(module.KeyLookup, "_read_key_hashes", slow)
     batch = threading.Thread(target=upsert, args=(target, (25, "new", 2, "u")))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc import __version__
@@ -104,6 +105,10 @@ class DeltaLog:
     def definition(self) -> object:
         """Columns and properties of the table; another object after they may have changed."""
         return self.metadata
+
+    def identify_columns(self, columns: pa.Schema) -> pa.Schema:
+        """Return columns with what identifies them in files: their names alone."""
+        return columns
 
     def exists(self) -> bool:
         """Return whether the table exists."""

@@ -73,11 +73,14 @@ class DeltaLiveFile:
         return None
 
     def bounds(self, column: str) -> tuple[int, int] | None:
-        """Return the lowest and highest value of an integer column; ``None`` if they are not known exactly."""
+        """Return lowest and highest value; see :class:`~airflow_provider_cdc.sinks.lake.log.table_log.LiveFile`."""
         low, high = ((self.stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
         if not isinstance(low, int) or not isinstance(high, int) or isinstance(low, bool):
             return None
-        exact = _OWN_FILE_PATH.fullmatch(self.path) or max(abs(low), abs(high)) < _MAX_EXACT_INTEGER
+        if _OWN_FILE_PATH.fullmatch(self.path):
+            return low, high
+        has_nulls = (self.stats.get("nullCount") or {}).get(column) != 0  # as far as is known
+        exact = max(abs(low), abs(high)) < _MAX_EXACT_INTEGER and not has_nulls
         return (low, high) if exact else None
 
     def vector_action(self, vector: DeletionVector, row_count: int, *, data_change: bool) -> dict[str, Any]:

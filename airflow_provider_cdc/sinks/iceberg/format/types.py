@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.sinks.files.parquet import FIELD_ID_KEY
+from airflow_provider_cdc.sinks.files.stored_columns import FIELD_ID_KEY
 
 #: Format versions that are read and written.
 FORMAT_VERSIONS = (2, 3)

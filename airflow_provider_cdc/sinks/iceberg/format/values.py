@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,23 @@ def value_from_json(kind: PrimitiveType, value: Any) -> Any:
     if name == "binary" or kind.fixed_length is not None:
         return bytes.fromhex(value)
     raise _unknown_value_error(kind)
+
+
+def array_from_json(kind: PrimitiveType, value: Any, arrow_type: pa.DataType) -> pa.Array:
+    """Return an array of one value with a JSON form.
+
+    :param arrow_type: Arrow type of the values of the type.
+    :raises TerminalError: if the JSON is not one of the type.
+    """
+    try:
+        if kind.decimal_digits:
+            return pa.array([Decimal(value)], arrow_type)
+        return pa.array([value_from_json(kind, value)], arrow_type)
+    except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+        raise TerminalError(
+            f"the default value {value!r} of a column of type {kind} is damaged: {error}",
+            "Restore the table's metadata from a backup",
+        ) from None
 
 
 def values_of_array(array: pa.Array) -> list[Any]:

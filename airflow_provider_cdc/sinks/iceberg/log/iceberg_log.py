@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.config.table_properties import OWN_PREFIX
@@ -21,6 +22,7 @@ from airflow_provider_cdc.sinks.iceberg.format.puffin import read_vector_blob
 from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
 from airflow_provider_cdc.sinks.iceberg.format.snapshots import ancestors_of
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
+from airflow_provider_cdc.sinks.iceberg.log.column_ids import identify_columns
 from airflow_provider_cdc.sinks.iceberg.log.folder_owner import FolderOwner, take_folder
 from airflow_provider_cdc.sinks.iceberg.log.live_file import IcebergLiveFile
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import find_retained_paths
@@ -138,6 +140,10 @@ class IcebergLog:
         """Whether the columns are those that this project has given the table, and not others of the same names."""
         text = self.properties.get(FIELD_IDS_PROPERTY)
         return text is None or text == field_ids_text(self.metadata.current_schema)
+
+    def identify_columns(self, columns: pa.Schema) -> pa.Schema:
+        """Return columns with what identifies them in the files of this version."""
+        return identify_columns(columns, self.metadata.current_schema, self.properties, self.name)
 
     def exists(self) -> bool:
         """Return whether the table exists."""
@@ -354,7 +360,8 @@ class IcebergLog:
                 vector = vectors.get(entry.file.file_path)
                 path = location.path_of(entry.file.file_path)
                 old = old_files.get(path)
-                if old is not None and old.entry.file is entry.file and old.vector is vector:
+                is_same_schema = old is not None and old.schema.schema_id == schema.schema_id
+                if old is not None and is_same_schema and old.entry.file is entry.file and old.vector is vector:
                     files[path] = old
                     continue
                 if old is not None and not is_own and not _is_same_vector(old, vector):

@@ -70,10 +70,12 @@ class IcebergLiveFile:
         return None if first_row_id is None or number is None else RowOrigin(first_row_id, number)
 
     def bounds(self, column: str) -> tuple[int, int] | None:
-        """Return the lowest and highest value of an integer column; ``None`` if they are not known exactly."""
+        """Return lowest and highest value; see :class:`~airflow_provider_cdc.sinks.lake.log.table_log.LiveFile`."""
         file, nested = self.entry.file, self.schema.columns.get(column)
         kind = self.schema.primitive_type_of(nested.id) if nested else None
         if nested is None or kind is None or (kind.name not in _INTEGER_TYPES and kind.decimal_digits != (20, 0)):
+            return None
+        if not nested.required and (file.null_value_counts or {}).get(nested.id) != 0:
             return None
         low, high = ((limits or {}).get(nested.id) for limits in (file.lower_bounds, file.upper_bounds))
         return None if low is None or high is None else (decode_value(kind, low), decode_value(kind, high))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.files.parquet import PartitionValues
@@ -53,7 +54,10 @@ class LiveFile(Protocol):
         """What its rows inherit from it; ``None`` if the format has no row ids."""
 
     def bounds(self, column: str) -> tuple[int, int] | None:
-        """Return the lowest and highest value of an integer column; ``None`` if they are not known exactly."""
+        """Return the lowest and highest value of an integer column.
+
+        :returns: ``None`` if they are not known exactly, or a row may have NULL.
+        """
 
 
 class TableLog(Protocol):
@@ -105,6 +109,9 @@ class TableLog(Protocol):
 
         The caller removes those that it has dealt with.
         """
+
+    def identify_columns(self, columns: pa.Schema) -> pa.Schema:
+        """Return columns with what identifies them in the files of this version, for reading these files."""
 
     def exists(self) -> bool:
         """Return whether the table exists."""

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog, ex
 from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHashes
 from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes, KeyMatches
 from airflow_provider_cdc.sinks.lake.merge.key_lookup import KeyLookup
-from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column, mark_deleted
+from airflow_provider_cdc.sinks.lake.merge.row_seqs import seqs_of, with_lowest_seqs
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column, deleted_mask, mark_deleted
 from airflow_provider_cdc.sinks.lake.merge.table_edit import (
     LARGE_FILE_BYTES,
     SLICES_FOLDER,
@@ -113,7 +115,7 @@ class ChangeMerger:
             for file, queries, rows in self._living_matches(matches):
                 newer = np.ones(len(rows), bool)
                 if index.newest_seq(index.file_number(file.path)) >= lowest:
-                    newer = seqs[queries] > self._read_column(file, SEQ_COLUMN)[rows]
+                    newer = seqs[queries] > self._read_seqs(file)[rows]
                 is_current[queries[~newer]] = False
                 if newer.any():
                     edit.dead_rows[file.path] = BitMap(rows[newer].astype(np.uint32))
@@ -194,9 +196,9 @@ class ChangeMerger:
                 continue
             if bounds is not None and bounds[1] < seq:
                 yield file, None
-            elif rows := BitMap(
-                np.flatnonzero(self._read_column(file, SEQ_COLUMN) < seq).astype(np.uint32)
-            ) - self._log.dead_rows(file.path):
+            elif rows := BitMap(np.flatnonzero(self._read_seqs(file) < seq).astype(np.uint32)) - self._log.dead_rows(
+                file.path
+            ):
                 yield file, rows
 
     def _overwrite_range(self, change: OverwriteRange) -> TableEdit:
@@ -211,7 +213,7 @@ class ChangeMerger:
                 edit.removed_files.add(file.path)
                 continue
             keys = self._read_columns(file, self._format.key_columns or [SEQ_COLUMN])
-            leaves = np.flatnonzero(change.owns_rows(keys).to_numpy(zero_copy_only=False))
+            leaves = np.flatnonzero(change.owns_rows(with_lowest_seqs(keys)).to_numpy(zero_copy_only=False))
             rows = BitMap(leaves.astype(np.uint32)) - self._log.dead_rows(file.path)
             if rows:
                 edit.dead_rows[file.path] = rows
@@ -272,7 +274,7 @@ class ChangeMerger:
             rows = BitMap(range(count_rows(self._storage, file))) - self._log.dead_rows(file.path)
         if not rows:
             return rows
-        return rows - BitMap(np.flatnonzero(self._read_column(file, DELETED_COLUMN)).astype(np.uint32))
+        return rows - BitMap(np.flatnonzero(deleted_mask(self._read_columns(file, [DELETED_COLUMN]))).astype(np.uint32))
 
     def _rewrite_marked(
         self, edit: TableEdit, rows: Mapping[str, BitMap], marked_at: int, seq: int | None = None
@@ -282,7 +284,7 @@ class ChangeMerger:
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
                 numbers, partition = np.asarray(which.to_array(), np.int64), self._log.files[path].partition
-                schema = self._format.schema
+                schema = self._row_schema
                 for part in read_row_numbers(self._storage, path, schema, numbers, partition, may_lack_columns=True):
                     yield mark_deleted(part, marked_at, seq)
 
@@ -323,11 +325,15 @@ class ChangeMerger:
             if len(rows):
                 yield file, queries, rows
 
-    def _read_column(self, file: LiveFile, name: str) -> Any:
-        return self._read_columns(file, [name])[name].to_numpy()
+    def _read_seqs(self, file: LiveFile) -> Any:
+        return seqs_of(self._read_columns(file, [SEQ_COLUMN]))
 
     def _read_columns(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
-        return read_file(self._storage, file.path, self._format.schema, columns, file.partition)
+        return read_file(self._storage, file.path, self._row_schema, columns, file.partition)
+
+    @cached_property
+    def _row_schema(self) -> pa.Schema:
+        return self._log.identify_columns(self._format.schema)
 
 
 def group_by_number(number: Any, count: int) -> list[Any]:
@@ -342,6 +348,7 @@ def group_by_number(number: Any, count: int) -> list[Any]:
 
 def read_living_rows(log: TableLog, schema: pa.Schema) -> pa.Table:
     """Return all rows of a version."""
+    schema = log.identify_columns(schema)
     parts = [empty_table(schema)]
     for file in log.files.values():
         rows = read_file(log.storage, file.path, schema, partition=file.partition, may_lack_columns=True)

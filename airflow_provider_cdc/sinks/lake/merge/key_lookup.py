@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.compute as pc
+import pyarrow as pa
 
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
 from airflow_provider_cdc.sinks.files.parquet import DataFile, read_row_groups
@@ -18,6 +18,7 @@ from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
 from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher, KeyHashes
 from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes, KeyIndex, KeyMatches
 from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat
+from airflow_provider_cdc.sinks.lake.merge.row_seqs import seqs_of
 from airflow_provider_cdc.sinks.lake.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.protocol import Prefetcher
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
@@ -52,7 +53,7 @@ class KeyLookup:
         missing = self.candidate_files([f for f in log.files.values() if f.path not in self.index], hashes)
         if missing:
             with self.index.batch_lock:
-                for _ in self._index_files(missing):
+                for _ in self._index_files(log, missing):
                     pass
         self.index.sync_live_files(log.files, log.dead_rows)
         return self.index.find_keys(hashes)
@@ -95,19 +96,19 @@ class KeyLookup:
         other_files = [file for file in reversed(files) if not file.dead_row_count] if is_untouched else []
 
         def read(budget: int, should_stop: Callable[[], bool]) -> int:
-            for _ in self._index_files(files_with_dead_rows, in_background=True):
+            for _ in self._index_files(log, files_with_dead_rows, in_background=True):
                 if should_stop():
                     return 0
             bytes_before = sum(self.index.bytes_used)
-            for _ in self._index_files(other_files if budget > 0 else [], in_background=True):
+            for _ in self._index_files(log, other_files if budget > 0 else [], in_background=True):
                 if should_stop() or sum(self.index.bytes_used) - bytes_before >= budget:
                     break
             return sum(self.index.bytes_used) - bytes_before
 
         return read
 
-    def _index_files(self, files: Sequence[LiveFile], *, in_background: bool = False) -> Iterator[None]:
-        """Index files, some at a time.
+    def _index_files(self, log: TableLog, files: Sequence[LiveFile], *, in_background: bool = False) -> Iterator[None]:
+        """Index files of a version, some at a time.
 
         :param in_background: let files that a batch waits for go first, and read no portion before the caller requests
             it.
@@ -118,8 +119,9 @@ class KeyLookup:
                 with self.index.batch_lock:
                     pass
             if file.path not in self.index:
-                self.index.add_file(file.path, self._read_key_hashes(file))
+                self.index.add_file(file.path, self._read_key_hashes(file, schema))
 
+        schema = log.identify_columns(self.table_format.schema)
         pool = ThreadPoolExecutor(_REMOTE_READER_THREADS if self.storage.is_remote else _READER_THREADS)
         at_once = _FILES_PER_PORTION if in_background else max(1, len(files))
         try:
@@ -131,9 +133,8 @@ class KeyLookup:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _read_key_hashes(self, file: LiveFile) -> FileKeyHashes:
-        identity_columns, schema = self.table_format.identity_columns, self.table_format.schema
-        bounds = file.bounds(SEQ_COLUMN)
+    def _read_key_hashes(self, file: LiveFile, schema: pa.Schema) -> FileKeyHashes:
+        identity_columns, bounds = self.table_format.identity_columns, file.bounds(SEQ_COLUMN)
         columns = identity_columns if bounds else [*identity_columns, SEQ_COLUMN]
         may_lack_columns = not self.table_format.key_columns  # key columns are never new
         # In portions: the values of a table without a key may be much larger than their hashes.
@@ -141,5 +142,5 @@ class KeyLookup:
         for rows in read_row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
             parts.append(self.key_hasher(rows))
             if bounds is None and rows.num_rows:
-                newest_seq = max(newest_seq, int(pc.max(rows[SEQ_COLUMN]).as_py()))
+                newest_seq = max(newest_seq, int(seqs_of(rows).max()))
         return FileKeyHashes.from_parts(parts, newest_seq)

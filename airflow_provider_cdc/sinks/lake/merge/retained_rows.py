@@ -31,7 +31,8 @@ from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
 from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher
 from airflow_provider_cdc.sinks.lake.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.lake.merge.key_lookup import KeyLookup
-from airflow_provider_cdc.sinks.lake.merge.soft_deletes import mark_deleted, with_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.row_seqs import seqs_of
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import deleted_mask, mark_deleted, with_deleted_column
 from airflow_provider_cdc.sinks.lake.merge.table_edit import LARGE_FILE_BYTES, count_rows, write_data_files
 
 
@@ -58,6 +59,7 @@ class RetainedRowFinder:
     def __init__(self, log: TableLog, key_lookup: KeyLookup, deletes: str) -> None:
         self._log, self._key_lookup, self._format = log, key_lookup, key_lookup.table_format
         self._soft_deletes = deletes == SOFT
+        self._row_schema = log.identify_columns(self._format.schema)
 
     def write_retained_rows(self, slices: Sequence[DataFile], seq: int) -> RetainedFiles:
         """Write the rows that are kept when slices replace all others.
@@ -119,19 +121,19 @@ class RetainedRowFinder:
         dead = np.asarray(self._log.dead_rows(file.path).to_array(), np.int64)
         retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
         for rows in read_row_groups(
-            self._log.storage, file.path, self._format.schema, columns, file.partition, may_lack_columns=True
+            self._log.storage, file.path, self._row_schema, columns, file.partition, may_lack_columns=True
         ):
             stays = np.ones(rows.num_rows, bool)
             low, high = np.searchsorted(dead, [start, start + rows.num_rows])
             stays[dead[low:high] - start] = False
             if seq is not None:
-                stays &= rows[SEQ_COLUMN].to_numpy() <= seq
+                stays &= seqs_of(rows) <= seq
             if index is not None:
                 candidates = np.flatnonzero(stays)
                 hashes = self._key_lookup.key_hasher(rows.take(pa.array(candidates)))
                 stays[candidates[index.find_keys(hashes).query_index]] = False
             retained_numbers.append(np.flatnonzero(stays) + start)
-            is_marked = rows[DELETED_COLUMN].to_numpy() if self._soft_deletes else np.ones(rows.num_rows, bool)
+            is_marked = deleted_mask(rows) if self._soft_deletes else np.ones(rows.num_rows, bool)
             unmarked.append(~is_marked[stays])
             start += rows.num_rows
         return np.concatenate(retained_numbers), np.concatenate(unmarked)
@@ -140,7 +142,7 @@ class RetainedRowFinder:
         """Yield rows of a file, all of them marked as deleted if the table marks deleted rows."""
         start = 0
         for rows in read_row_numbers(
-            self._log.storage, file.path, self._format.schema, row_numbers, file.partition, may_lack_columns=True
+            self._log.storage, file.path, self._row_schema, row_numbers, file.partition, may_lack_columns=True
         ):
             newly_marked = to_mark[start : start + rows.num_rows]
             yield rows.filter(pa.array(~newly_marked))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,4 +53,9 @@ def drop_deleted_rows(rows: pa.Table) -> pa.Table:
     """Return the rows that are not deleted in the source, in the sink's schema."""
     if DELETED_COLUMN not in rows.schema.names:
         return rows
-    return rows.filter(pc.invert(rows[DELETED_COLUMN])).drop_columns([DELETED_COLUMN])
+    return rows.filter(pc.invert(pc.fill_null(rows[DELETED_COLUMN], False))).drop_columns([DELETED_COLUMN])
+
+
+def deleted_mask(rows: pa.Table) -> Any:
+    """Return an array of booleans: which rows are marked as deleted. Those that others have inserted may have NULL."""
+    return pc.fill_null(rows[DELETED_COLUMN], False).to_numpy()
