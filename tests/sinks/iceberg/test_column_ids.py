@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +22,8 @@ from airflow_provider_cdc.sinks.iceberg.format.manifests import ContentFile
 from airflow_provider_cdc.sinks.iceberg.format.schema import NAME_MAPPING_PROPERTY, name_mapping_of, new_schema
 from airflow_provider_cdc.sinks.iceberg.format.schema_changes import SchemaEditor
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
+from airflow_provider_cdc.sinks.iceberg.format.types import PrimitiveType
+from airflow_provider_cdc.sinks.iceberg.format.values import encode_value
 from airflow_provider_cdc.sinks.iceberg.log.column_ids import identify_columns
 from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
 from airflow_provider_cdc.sinks.protocol import Fence, Truncate, Upsert
@@ -90,15 +93,15 @@ def test_columns_that_others_have_exchanged(tmp_path: Path, copies: tuple[str, .
         editor.rename_column("x", "id")
 
     change_schema(other, exchange)
-    theirs = rows((7, "seven", 5, "c"))
+    theirs = rows((2, "two", 5, "c"))
     names = ["_cdc_seq", "v.w", "id", *theirs.column_names[3:]]
     other.commit(other.write_rows(theirs.rename_columns(names).cast(other_columns(other, names))))
     change_schema(other, exchange)
-    assert values(target) == {1: "v1", 7: "seven"}
-    upsert(target, 3, 7)
-    assert values(target) == {1: "v1", 7: "seven"}, "its change is older"
-    upsert(target, 6, 7)
-    assert values(target) == {1: "v1", 7: "v6"}
+    assert values(target) == {1: "v1", 2: "two"}
+    upsert(target, 3, 2)
+    assert values(target) == {1: "v1", 2: "two"}, "its change is older"
+    upsert(target, 6, 2)
+    assert values(target) == {1: "v1", 2: "v6"}
 
 
 def other_columns(other: CatalogFolderTable, names: list[str]) -> pa.Schema:
@@ -226,21 +229,30 @@ def test_columns_behind_a_struct(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- rows without a _cdc_seq
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("copies", MERGES)
-def test_rows_that_others_have_inserted_are_older_than_all_others(tmp_path: Path, copies: tuple[str, ...]) -> None:
-    """Their ``_cdc_seq`` is NULL: changes replace them, and a TRUNCATE removes them, also after a compaction."""
-    target = make_table(tmp_path, copy_on_write_tables=copies)
-    upsert(target, 2**60 + 1, 1, 2)
+def test_rows_that_others_have_inserted_are_older_than_all_others(
+    tmp_path: Path, copies: tuple[str, ...], is_compacted: bool
+) -> None:
+    """Their ``_cdc_seq`` is NULL, which bounds leave out: changes replace them, and a TRUNCATE removes them."""
+    target, big = make_table(tmp_path, copy_on_write_tables=copies), 2**60 + 1
+    upsert(target, big, 1, 2)
     other = other_writer(target)
-    theirs = rows((8, "eight", 0, "c"), (9, "nine", 2**60 + 1, "c"), (10, "ten", 0, "c"))
-    nulls = pa.array([None, 2**60 + 1, None], pa.int64())
-    other.commit(other.write_rows(theirs.set_column(2, SEQ_COLUMN, nulls)))
-    upsert(target, 1, 8)
-    upsert(target, 2**60, 9)
-    assert values(target) == {1: f"v{2**60 + 1}", 2: f"v{2**60 + 1}", 8: "v1", 9: "nine", 10: "ten"}
-    compact(target)
-    assert target.commit(lambda _: Truncate(2**60 + 1), {}, Fence("epoch", 1))
-    assert values(target) == {1: f"v{2**60 + 1}", 2: f"v{2**60 + 1}", 9: "nine"}
+    theirs = rows((8, "eight", 0, "c"), (9, "nine", big, "c"), (10, "ten", 0, "c"))
+    (file,) = other.write_rows(theirs.set_column(2, SEQ_COLUMN, pa.array([None, big, None], pa.int64())))
+    number, bound = other.metadata.current_schema.columns[SEQ_COLUMN].id, encode_value(PrimitiveType("long"), big)
+    bounds = [{**(known or {}), number: bound} for known in (file.lower_bounds, file.upper_bounds)]
+    counts = {**(file.null_value_counts or {}), number: 2}
+    other.commit(
+        [msgspec.structs.replace(file, lower_bounds=bounds[0], upper_bounds=bounds[1], null_value_counts=counts)]
+    )
+    if is_compacted:
+        compact(target)
+    upsert(target, big + 1, 8)
+    upsert(target, big - 1, 9)
+    assert values(target) == {1: f"v{big}", 2: f"v{big}", 8: f"v{big + 1}", 9: "nine", 10: "ten"}
+    assert target.commit(lambda _: Truncate(big), {}, Fence("epoch", 1))
+    assert values(target) == {1: f"v{big}", 2: f"v{big}", 8: f"v{big + 1}", 9: "nine"}
 
 
 def test_all_rows_of_a_file_are_without_a_seq(tmp_path: Path) -> None:
