@@ -213,6 +213,12 @@ def has_only_columns(storage: Storage, name: str, schema: pa.Schema) -> bool:
         return all(known.get(field.name) == (field.type, field_id_of(field)) for field in file.schema_arrow)
 
 
+def read_field_ids(storage: Storage, name: str) -> dict[str, int]:
+    """Return the field ids of the columns of a file that have one, by name."""
+    with open_parquet(storage, name) as file:
+        return {f.name: int(number) for f in file.schema_arrow if (number := field_id_of(f)) is not None}
+
+
 def read_row_groups(
     storage: Storage,
     name: str,

@@ -39,7 +39,7 @@ from airflow_provider_cdc.sinks.iceberg.format.manifests import (
 from airflow_provider_cdc.sinks.iceberg.format.partition_spec import PartitionSpec, parse_partition_spec
 from airflow_provider_cdc.sinks.iceberg.format.partition_values import parse_partition_value, value_name
 from airflow_provider_cdc.sinks.iceberg.format.puffin import write_vectors_file
-from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema, parse_schema
+from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
 from airflow_provider_cdc.sinks.iceberg.format.snapshots import (
     MAIN_BRANCH,
     TableSnapshot,
@@ -132,7 +132,7 @@ class CommitEncoder:
         for operation in self._commit.operations:
             match operation:
                 case AddFile(file):
-                    check_file_schema(self._metadata, self._schema, file.schema_id, file.path)
+                    check_file_schema(self._metadata, self._schema, file.schema_id, self._log.storage, file.path)
                     change.added.append(file)
                 case RemoveFile(file):
                     change.removed.add(self._log.files[file.path].entry.file.file_path)
@@ -441,9 +441,7 @@ def _defined_schema_and_spec(
     """Return the schema and the partition spec that a table has after its definition has changed."""
     schema, spec = metadata.current_schema, metadata.default_spec
     for update in definition:
-        if update["action"] == "add-schema":
-            schema = parse_schema(update["schema"])
-        elif update["action"] == "set-current-schema" and update["schema-id"] != table_updates.LAST_ADDED:
+        if update["action"] == "set-current-schema":
             schema = metadata.schemas[update["schema-id"]]
         elif update["action"] == "add-spec":
             spec = parse_partition_spec(update["spec"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.iceberg.format import table_updates
 from airflow_provider_cdc.sinks.iceberg.format.partition_spec import PartitionSpec, new_partition_spec
@@ -15,7 +15,6 @@ from airflow_provider_cdc.sinks.iceberg.format.schema_changes import SchemaEdito
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import Update
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
-    build_schema,
     column_types,
     find_schema,
     has_same_columns,
@@ -56,8 +55,25 @@ def partition_spec_for(
     )
 
 
+class SchemaNotAddedError(Exception):
+    """A table is to get a schema that it does not have yet, and whose number only the catalog can give.
+
+    :param base: the schema that was changed.
+    :param schema: the new schema, whose number is not valid.
+    :param last_column_id: the highest field id with it.
+    """
+
+    def __init__(self, base: IcebergSchema, schema: IcebergSchema, last_column_id: int) -> None:
+        super().__init__(f"schema with the field ids {[nested.id for nested in schema.fields]}")
+        self.base, self.schema, self.last_column_id = base, schema, last_column_id
+
+
 def alter_updates(
-    log: IcebergLog, old_table: TableSchema, table_format: IcebergTableFormat, options: TableOptions
+    log: IcebergLog,
+    old_table: TableSchema,
+    table_format: IcebergTableFormat,
+    options: TableOptions,
+    added: SchemaNotAddedError | None = None,
 ) -> list[Update]:
     """Return updates that give a table other columns; none if nothing changes.
 
@@ -66,6 +82,8 @@ def alter_updates(
     :param old_table: the definition that the table's columns match now.
     :param table_format: format under the new definition.
     :param options: options under the new definition.
+    :param added: a schema that was added to the table since the last call.
+    :raises SchemaNotAddedError: if the new schema must be added before.
     :raises TerminalError: if the table does not have the columns of ``old_table``, or cannot get the new ones.
     """
     metadata, old_columns, columns = log.metadata, old_table.sink_schema, table_format.schema
@@ -82,13 +100,20 @@ def alter_updates(
             f"({', '.join(old_table.key)}) and is now ({', '.join(table_format.key_columns)})",
             _FRESH_PATH_REMEDY,
         )
+    if added is not None and added.base.schema_id == metadata.current_schema.schema_id:
+        known = next((s for s in metadata.schemas.values() if s.has_same_fields(added.schema)), None)
+        if known is not None:
+            return [table_updates.set_current_schema(known.schema_id)]
     try:
         schema, last_column_id = _edited_schema(metadata, columns, column_docs(options))
     except NotReadyError as error:
         raise TerminalError(f"the {log.name} cannot follow: {error.message}", error.remedy) from None
     if schema.has_same_fields(metadata.current_schema):
         return []
-    return _schema_updates(metadata, schema, last_column_id)
+    known = next((s for s in metadata.schemas.values() if s.has_same_fields(schema)), None)
+    if known is not None:
+        return [table_updates.set_current_schema(known.schema_id)]
+    raise SchemaNotAddedError(metadata.current_schema, schema, last_column_id)
 
 
 def overwrite_updates(log: IcebergLog, schema_id: int, table_format: IcebergTableFormat) -> list[Update]:
@@ -98,30 +123,30 @@ def overwrite_updates(log: IcebergLog, schema_id: int, table_format: IcebergTabl
     :param table_format: format under the new definition.
     """
     return [
-        *_schema_and_spec_updates(log.metadata, log.metadata.schemas[schema_id], None, table_format),
+        *_schema_and_spec_updates(log.metadata, log.metadata.schemas[schema_id], table_format),
         table_updates.set_properties({KEY_PROPERTY: key_property_value(table_format.key_columns)}),
     ]
 
 
-def replace_updates(metadata: TableMetadata, table_format: IcebergTableFormat, options: TableOptions) -> list[Update]:
-    """Return updates that give a table any other columns, in a commit that removes all of its rows."""
-    schema, last_column_id = find_schema(metadata, table_format.schema, table_format.key_columns), None
+def replace_updates(log: IcebergLog, table_format: IcebergTableFormat) -> list[Update]:
+    """Return updates that give a table any other columns, in a commit that removes all of its rows.
+
+    :raises TransientError: if the table does not have their schema: it must be added before.
+    """
+    metadata = log.metadata
+    schema = find_schema(metadata, table_format.schema, table_format.key_columns)
     if schema is None:
-        schema, last_column_id = build_schema(
-            metadata, table_format.schema, table_format.key_columns, column_docs(options)
-        )
+        raise TransientError(f"the {log.name} was replaced or altered meanwhile", "Run again")
     obsolete = [table_updates.remove_properties([KEY_PROPERTY])] if KEY_PROPERTY in metadata.properties else []
-    return [*_schema_and_spec_updates(metadata, schema, last_column_id, table_format), *obsolete]
+    return [*_schema_and_spec_updates(metadata, schema, table_format), *obsolete]
 
 
 def _schema_and_spec_updates(
-    metadata: TableMetadata, schema: IcebergSchema, last_column_id: int | None, table_format: IcebergTableFormat
+    metadata: TableMetadata, schema: IcebergSchema, table_format: IcebergTableFormat
 ) -> list[Update]:
-    """Return updates that make a schema the current one, and let the partition spec use its columns.
-
-    :param last_column_id: the highest field id with a schema that is new; ``None`` if the table has the schema.
-    """
-    updates = _schema_updates(metadata, schema, last_column_id)
+    """Return updates that make a schema of a table the current one, and let the partition spec use its columns."""
+    is_current = schema is metadata.current_schema
+    updates = [] if is_current else [table_updates.set_current_schema(schema.schema_id)]
     spec = partition_spec_for(schema, table_format, metadata)
     current = [(part.source_ids, part.transform) for part in metadata.default_spec.fields]
     if [(part.source_ids, part.transform) for part in spec.fields] == current:
@@ -131,15 +156,6 @@ def _schema_and_spec_updates(
     if known is not None:
         return [*updates, table_updates.set_default_spec(known.spec_id)]
     return [*updates, table_updates.add_partition_spec(spec), table_updates.set_default_spec()]
-
-
-def _schema_updates(metadata: TableMetadata, schema: IcebergSchema, last_column_id: int | None) -> list[Update]:
-    """Return updates that make a schema the current one, after adding it if the table has no such schema."""
-    known = next((s for s in metadata.schemas.values() if s.has_same_fields(schema)), None)
-    if known is None:
-        assert last_column_id is not None
-        return [table_updates.add_schema(schema, last_column_id), table_updates.set_current_schema()]
-    return [] if known is metadata.current_schema else [table_updates.set_current_schema(known.schema_id)]
 
 
 def _edited_schema(metadata: TableMetadata, columns: pa.Schema, docs: Mapping[str, str]) -> tuple[IcebergSchema, int]:

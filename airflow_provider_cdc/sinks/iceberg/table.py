@@ -15,6 +15,7 @@ from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, CommitOutcome, TableIdentifier
 from airflow_provider_cdc.sinks.iceberg.commit_encoder import CommitEncoder
 from airflow_provider_cdc.sinks.iceberg.definition_changes import (
+    SchemaNotAddedError,
     alter_updates,
     column_docs,
     find_adoption_obstacles,
@@ -89,6 +90,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         self._open_catalog, self.identifier = open_catalog, identifier
         self._found_schema: tuple[TableMetadata, pa.Schema] | None = None
         self._overwriting_schema: pa.Schema | None = None
+        self._added_schema: SchemaNotAddedError | None = None
         table_format = replace(table_format, file_schema_lookup=FileSchemaLookup(self.find_file_schema))
         super().__init__(storage, table_format, options)
 
@@ -149,9 +151,12 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         """Remove all rows of a table, and make a pipeline its owner."""
         log = self._log
         log.take_folder()
+        if find_schema(log.metadata, self.schema, self._format.key_columns) is None:
+            self._find_or_add_schema(log.metadata)  # which advances the log
+            return False
         properties = new_table_properties(self.options, self._own_properties(pipeline), log.properties)
         definition = [
-            *replace_updates(log.metadata, self._format, self.options),
+            *replace_updates(log, self._format),
             table_updates.set_properties(properties_to_set(log.properties, properties)),
         ]
         commit = FileCommit([RemoveFile(file) for file in log.files.values()], definition, CommitKind.OVERWRITE)
@@ -218,16 +223,39 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         metadata = self._log.metadata
         if not ids:
             return self._find_or_add_schema(metadata)
-        schemas = [metadata.schemas.get(-1 if number is None else number) for number in ids]
-        if ids == {NEW_TABLE_SCHEMA_ID}:
+        if NEW_TABLE_SCHEMA_ID in ids:
             schema = find_schema(metadata, self.schema, self._format.key_columns)
-            schemas = [schema if schema is not None and has_ids_of_new_table(schema) else None]
+            if schema is not None and has_ids_of_new_table(schema):
+                ids = ids - {NEW_TABLE_SCHEMA_ID} | {schema.schema_id}
+        schemas = [metadata.schemas.get(-1 if number is None else number) for number in ids]
         if len(schemas) > 1 or schemas[0] is None:
             raise TransientError(
                 f"slices of the {self.name} were written with schemas {sorted(map(str, ids))} of the table",
                 "Re-snapshot the table again: its columns were changed while it was read",
             )
         return file_schema_of(schemas[0], metadata, self.name)
+
+    def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+        """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
+
+        The schema is added before it becomes the current one: nobody knows its number before the catalog gives it.
+        """
+        self._added_schema = None
+        for attempt in range(COMMIT_TRIES):
+            try:
+                return super().alter(old_table, markers, fence)
+            except SchemaNotAddedError as error:
+                self._log.add_schema(error.schema, error.last_column_id)
+                self._added_schema = error
+                back_off(attempt)
+        raise self._gave_up_error()
+
+    def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
+        """Remove all rows, once; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+        self._log.refresh()
+        if not self._awaits_adoption() and self._log.markers.get(fence.name, 0) < fence.value:
+            self._find_or_add_schema(self._log.metadata)
+        super().reset(pipeline, fence, markers)
 
     # ------------------------------------------------------------ maintenance
 
@@ -263,7 +291,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         return is_same and log.has_own_columns
 
     def _altered_definition(self, log: IcebergLog, old_table: TableSchema) -> list[Update]:
-        return alter_updates(log, old_table, self._format, self.options)
+        return alter_updates(log, old_table, self._format, self.options, self._added_schema)
 
     def _overwritten_definition(self, log: IcebergLog, files: Sequence[DataFile]) -> list[Update]:
         schema_id = schema_number_of(self._format.file_schema)
@@ -272,7 +300,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         return overwrite_updates(log, schema_id, self._format)
 
     def _reset_definition(self, log: IcebergLog) -> list[Update]:
-        return replace_updates(log.metadata, self._format, self.options)
+        return replace_updates(log, self._format)
 
     # ------------------------------------------------------------ encoder
 

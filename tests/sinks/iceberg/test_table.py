@@ -211,6 +211,8 @@ def test_what_a_commit_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     always = {"assert-table-uuid", "assert-ref-snapshot-id"}
     of_rows = {"assert-current-schema-id", "assert-default-spec-id"}
     of_definitions = {"assert-last-assigned-field-id", "assert-last-assigned-partition-id"}
+    schema_only = ({"assert-table-uuid", "assert-last-assigned-field-id"}, ["add-schema"])
+    assert commits.pop(2) == schema_only, "it is not the current one, so no snapshot is missed"
     assert [required for required, _ in commits] == [always, always | of_rows, always | of_rows | of_definitions]
     for _, actions in commits:
         assert {"add-snapshot", "set-snapshot-ref", "set-properties"} <= {*actions}
@@ -590,6 +592,73 @@ def test_files_from_before_a_column_came_back(tmp_path: Path) -> None:
         again.commit(lambda _: PublishSlices([waiting]), {}, FENCE)
     files = [again.stage("1/0/2/slice", [rows((1, "a", 1, "r"))])]
     assert again.commit(lambda _: PublishSlices(files), {}, FENCE) and held(again) == {1: 1}
+
+
+def test_a_slice_from_before_the_table_was_created(tmp_path: Path) -> None:
+    """Its field ids are those of the new table, also after that was altered; but not those of a column that is back."""
+    early = open_sink(tmp_path).table(KEYED)
+    slices = [early.stage(f"1/0/{n}/slice", [rows((n, f"v{n}", 1, "r"))]) for n in range(3)]
+    make_table(tmp_path)
+    more = KEYED.replace(columns=(INT, nullable("n", "int"), TEXT))
+    altered = open_sink(tmp_path).table(more)
+    assert altered.alter(KEYED, {"ddl": 1}, FENCE)
+    assert altered.commit(lambda _: PublishSlices(slices[:1]), {}, FENCE)
+    expected = [{"id": 0, "n": None, "v.w": "v0"}]
+    for read in (altered.read()[0], *(read(metadata_file(altered)) for read in READERS)):
+        assert read.select(["id", "n", "v.w"]).to_pylist() == expected
+    less, again = more.replace(columns=(INT, nullable("n", "int"))), open_sink(tmp_path).table(more)
+    assert open_sink(tmp_path).table(less).alter(more, {"ddl": 2}, FENCE)
+    assert again.alter(less, {"ddl": 3}, FENCE)
+    with pytest.raises(TransientError, match="was written with schema -1 of the Iceberg table"):
+        again.commit(lambda _: PublishSlices(slices[1:2]), {}, FENCE)
+
+
+def test_slices_from_before_and_after_the_table_was_created(tmp_path: Path) -> None:
+    early = open_sink(tmp_path).table(KEYED)
+    slices = [early.stage("1/0/1/slice", [rows((1, "v1", 1, "r"))])]
+    target = make_table(tmp_path)
+    slices.append(target.stage("1/0/2/slice", [rows((2, "v2", 1, "r"))]))
+    assert [file.schema_id for file in slices] == [-1, 0]
+    assert target.overwrite(slices, {"read": 1}, FENCE) and held(target) == {1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_a_schema_that_others_add_while_the_table_is_altered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ids: bool
+) -> None:
+    """It has the number, and perhaps the field id, that ours would have had."""
+    target, real = make_table(tmp_path), SqlCatalog.commit_table
+    upsert(target, 1, 1)
+    interfered = list[int]()
+
+    def commit_table(self: SqlCatalog, identifier: Any, base: Any, requirements: Any, updates: Any) -> Any:
+        if {"add-schema", "set-current-schema"} & {u["action"] for u in updates} and len(interfered) < 4:
+            now = self.load_table(identifier)
+            assert now is not None
+            editor = SchemaEditor(now.metadata.current_schema, now.metadata.last_column_id, 3)
+            editor.set_doc("v.w", f"theirs {len(interfered)}")
+            if with_ids:
+                editor.add_column("theirs", pa.string())
+            interfered.append(editor.last_column_id)
+            theirs = table_updates.add_schema(editor.build_schema(0), editor.last_column_id)
+            assert real(self, identifier, now, [], [theirs])[0] is CommitOutcome.DONE
+        return real(self, identifier, base, requirements, updates)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    altered = open_sink(tmp_path).table(KEYED.replace(columns=(INT, TEXT, nullable("n", "int"))))
+    assert altered.alter(KEYED, {"ddl": 1}, FENCE) and len(interfered) == 4
+    metadata = loaded_table(altered).metadata
+    assert metadata.current_snapshot is not None
+    assert metadata.current_snapshot.json["schema-id"] == metadata.json["current-schema-id"]
+    assert [*metadata.current_schema.columns] == altered.schema.names
+    others = {f.id for s in metadata.schemas.values() for f in s.fields if f.name == "theirs"}
+    assert metadata.current_schema.columns["n"].id not in others and bool(others) == with_ids
+    changes = pa.Table.from_pylist(
+        [{"id": 1, "v.w": "x", "n": 7, SEQ_COLUMN: 2, OP_COLUMN: "u", TS_COLUMN: 0}], altered.schema
+    )
+    assert altered.commit(lambda _: Upsert(changes), {}, FENCE)
+    for read in (altered.read()[0], *(read(metadata_file(altered)) for read in READERS)):
+        assert read["n"].to_pylist() == [7]
 
 
 def test_files_elsewhere_are_refused(tmp_path: Path) -> None:

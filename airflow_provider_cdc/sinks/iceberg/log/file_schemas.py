@@ -13,9 +13,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.sinks.files.parquet import read_field_ids
 from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema, check_column_names
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.format.types import NestedField, is_promotion, type_of_arrow
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Number of the schema of files that are written before their table is created: that of a new table.
 NEW_TABLE_SCHEMA_ID = -1
@@ -86,23 +88,28 @@ def has_ids_of_new_table(schema: IcebergSchema) -> bool:
     return [nested.id for nested in schema.fields] == [*range(1, len(schema.fields) + 1)]
 
 
-def check_file_schema(metadata: TableMetadata, schema: IcebergSchema, schema_id: int | None, path: str) -> None:
+def check_file_schema(
+    metadata: TableMetadata, schema: IcebergSchema, schema_id: int | None, storage: Storage, path: str
+) -> None:
     """Refuse a file whose columns have other field ids than the columns of the table with the same names.
 
     Readers would not find their values.
 
     :param schema: the schema that the table has when the file is added.
     :param schema_id: number of the schema with which the file was written.
+    :param storage: storage of the table's folder.
     :param path: path of the file.
     :raises TransientError: if it must be written again.
     """
+    written: Mapping[str, int] | None = None
     if schema_id == NEW_TABLE_SCHEMA_ID:
-        is_right = has_ids_of_new_table(schema)
-    else:
-        written = None if schema_id is None else metadata.schemas.get(schema_id)
-        columns = schema.columns
-        is_right = written is not None and all(columns[c.name].id == c.id for c in written.fields if c.name in columns)
-    if not is_right:
+        if has_ids_of_new_table(schema):
+            return
+        written = read_field_ids(storage, path)  # the table has been altered since
+    elif schema_id is not None and schema_id in metadata.schemas:
+        written = {nested.name: nested.id for nested in metadata.schemas[schema_id].fields}
+    columns = schema.columns
+    if not written or any(columns[name].id != number for name, number in written.items() if name in columns):
         raise TransientError(
             f"the file {path} was written with schema {schema_id} of the Iceberg table at {metadata.location}, whose "
             f"columns are others than those of schema {schema.schema_id}",
