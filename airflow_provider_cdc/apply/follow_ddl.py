@@ -41,7 +41,7 @@ from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect, query_value
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.protocol import Feature, Fence
+from airflow_provider_cdc.sinks.protocol import Feature, Fence, InPlaceAlterable
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.state import StateDatabase
@@ -74,7 +74,8 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
     end = Position(transaction.file, transaction.position)
     applier.check_fence()  # the file written below is not fenced
     index, change = _alteration_of(context, plan, applier, transaction, transaction.ddl)
-    amendment = FollowedDdl(index, plan.revision_of(index), applier.timeline.seq(end), change.definition)
+    seq = applier.timeline.seq(end)
+    amendment = FollowedDdl(index, plan.revision_of(index), seq, change.definition, change.columns)
     failpoint("definition.before_write")
     write_json_once(
         context.storage, context.layout.definition(plan.generation, index, amendment.seq), amendment.to_json()
@@ -83,7 +84,7 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
     renewed = context.require_plan()
     apply_pending_amendments(context, renewed, index, applier.fence)
     message = f"{_statement_type(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
-    message += describe_change(plan.tables[index], change.definition)
+    message += describe_change(plan.tables[index], change.definition, change.columns)
     context.report_event(store, "schema_change", message, table=plan.tables[index].label)
     return renewed, index
 
@@ -135,7 +136,7 @@ def apply_pending_amendments(context: RunContext, plan: Plan, index: int, fence:
             failpoint("rejoin.after_exchange")
         for old, amendment in _pending_definitions(context, plan, index):
             failpoint("definition.before_alter")
-            context.sink.table(amendment.schema).alter(old, {marker: amendment.seq}, fence)
+            context.sink.table(amendment.schema).alter(old, {marker: amendment.seq}, fence, amendment.columns)
             failpoint("definition.after_alter")
 
 
@@ -212,7 +213,7 @@ def _alteration_of(
     :raises NotFollowedError: if the change cannot be followed.
     """
     index = _first_altered_table(plan, transaction)
-    table = plan.tables[index]
+    table, in_place = plan.tables[index], _follows_in_place(context)
     with closing(connect(context.connect_args)) as connection:
         server = read_server_traits(connection)
         case_sensitive = query_value(connection, "SELECT @@global.lower_case_table_names") == "0"
@@ -221,7 +222,7 @@ def _alteration_of(
             raise DdlNotFollowed("it changes several captured tables")
         if transaction.may_be_temporary:
             raise DdlNotFollowed("its session uses temporary tables and may mean one of this name")
-        change = apply_ddl(table, query.sql, query.database, query.session, server)
+        change = apply_ddl(table, query.sql, query.database, query.session, server, in_place=in_place)
         if fold_table(change.table) != fold_table(table.id):
             raise DdlNotFollowed("it names the table in a way that is not understood")
         if case_sensitive and change.table != table.id:  # a different case means a different table
@@ -229,14 +230,14 @@ def _alteration_of(
                 return index, Alteration(change.table, table)
             index = [one.id for one in plan.tables].index(change.table)
             table = plan.tables[index]
-            change = apply_ddl(table, query.sql, query.database, query.session, server)
+            change = apply_ddl(table, query.sql, query.database, query.session, server, in_place=in_place)
         change = adapt_alteration(context, table, change)
         _check_definition_known(plan, index, change)
         if table.fingerprint() != change.definition.fingerprint() and not applier.has_passed_snapshot(index):
             raise DdlNotFollowed("the stream had not passed the snapshot of the table")
         if _sink_columns(table) != _sink_columns(change.definition) and Feature.FOLLOW_DDL not in context.sink.supports:
             raise DdlNotFollowed(f"a sink of kind {context.pipeline.sink.kind} does not support {Feature.FOLLOW_DDL}")
-        _check_sink_accepts(context, change.definition)
+        _check_sink_accepts(context, table, change)
     except DdlNotFollowed as error:
         place = f"{transaction.file}:{transaction.start_position}"
         # This is no temporary table of that name: for those, servers log DROP TEMPORARY TABLE, whatever the session
@@ -253,15 +254,30 @@ def _first_altered_table(plan: Plan, transaction: Transaction) -> int:
     return min(index for index, table in enumerate(plan.tables) if table.id in transaction.altered_tables)
 
 
-def _check_sink_accepts(context: RunContext, definition: TableSchema) -> None:
+def _follows_in_place(context: RunContext) -> bool:
+    """Return whether a DDL may change columns in ways that only some sinks can follow without reading rows again.
+
+    A renamed column counts as a dropped one and a new one: if either is not taken over, it is none of these.
+    """
+    policy = context.schema_policy
+    takes_all = policy.copies_new_columns and policy.drops_removed_columns and policy.allowed_types == "all"
+    return Feature.IN_PLACE in context.sink.supports and takes_all
+
+
+def _check_sink_accepts(context: RunContext, before: TableSchema, change: Alteration) -> None:
     """Check that the sink can have a table of a definition. Once the definition is stored, it must be applied.
 
+    :param before: the definition before the change.
     :raises DdlNotFollowed: if the sink cannot have it.
     """
     try:
-        context.sink.table(definition)
+        target = context.sink.table(change.definition)
     except CdcError as error:
         raise DdlNotFollowed(error.message) from None
+    is_same = _sink_columns(before) == _sink_columns(change.definition)
+    reason = target.why_not_in_place(change.columns) if isinstance(target, InPlaceAlterable) and not is_same else None
+    if reason is not None:
+        raise DdlNotFollowed(reason)
 
 
 def _check_definition_known(plan: Plan, index: int, change: Alteration) -> None:
@@ -288,17 +304,20 @@ def adapt_alteration(context: RunContext, before: TableSchema, change: Alteratio
 
     :raises DdlNotFollowed: if the copy would need a column that it cannot have.
     """
-    table = change.definition
+    table, renamed = change.definition, dict(change.columns.renamed)
     left_out = {
         *table.excluded,
         *(name for name in change.added if not context.pipeline.copies_column(table.database, table.name, name)),
     }
+    for name, new_name in renamed.items():
+        if name in before.excluded or not context.pipeline.copies_column(table.database, table.name, new_name):
+            raise DdlNotFollowed(f"it renames column {name} to {new_name}, and one of them is not copied")
     table = table.replace(excluded=tuple(c.name for c in table.columns if c.name in left_out))
     table = context.schema_policy.decide_definition(before, table)
-    check_reused_names(before, table, change.added)
+    check_reused_names(before, table, (*change.added, *renamed.values()), by_name=not _follows_in_place(context))
     if reason := column_name_problem(table):
         raise DdlNotFollowed(reason[0])
-    return replace(change, definition=table)
+    return replace(change, definition=table, columns=change.columns.copied_by(table))
 
 
 def _statement_type(query: QueryEvent) -> str:

@@ -11,6 +11,7 @@ from airflow_provider_cdc.ddl.column_changes import (
     check_type_change,
 )
 from airflow_provider_cdc.ddl.column_parser import ColumnDefinition, parse_column, parse_default, resolve_collation
+from airflow_provider_cdc.ddl.constant_defaults import constant_default
 from airflow_provider_cdc.ddl.index_parser import (
     accept_algorithm_or_lock,
     is_rename_index,
@@ -50,6 +51,8 @@ _UNSUPPORTED_CLAUSES = {
     **{word: word for word in ("ORDER", "REMOVE", "ENCRYPTION", "RENAME", "TABLESPACE", "REBUILD")},
 }
 
+_RENAME_COLUMN = ("RENAME", "COLUMN")
+
 
 @dataclass
 class AlterTableParser:
@@ -59,9 +62,17 @@ class AlterTableParser:
     cursor: TokenCursor
     session: StatementSession
     server: ServerTraits
+    #: Whether renamed columns, constant defaults and wider types are followed.
+    in_place: bool = False
     added: list[str] = field(default_factory=list)
     changed: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
+    #: New name of each renamed column, and value of existing rows in each new column that has one.
+    renamed: dict[str, str] = field(default_factory=dict)
+    renamed_by_change: set[str] = field(default_factory=set)
+    defaults: dict[str, str] = field(default_factory=dict)
+    #: Names of the columns behind which others are added.
+    positions: set[str] = field(default_factory=set)
     parsed_clauses: list[ParsedClause] = field(default_factory=list)
     #: Whether the table's collation is given, and whether a column is defined that may depend on it.
     collation_given: bool = False
@@ -75,6 +86,7 @@ class AlterTableParser:
 
     def build_definition(self) -> TableSchema:
         """Return the definition that results from the clauses."""
+        self._rename_columns()
         collation = self.before.collation
         if self.collation_given:
             if self.defines_text:
@@ -112,7 +124,8 @@ class AlterTableParser:
             self._record_clause(first, "table options", "")
             return True
         for keys in (f"{cursor.peek()} {cursor.peek(1)}", cursor.peek()):
-            if keys in _UNSUPPORTED_CLAUSES and not is_rename_index(cursor):
+            is_rename = is_rename_index(cursor) or (self.in_place and (cursor.peek(), cursor.peek(1)) == _RENAME_COLUMN)
+            if keys in _UNSUPPORTED_CLAUSES and not is_rename:
                 raise DdlNotFollowed(f"{_UNSUPPORTED_CLAUSES[keys]} is not followed")
         if cursor.accept("FORCE"):
             self._record_clause(first, "FORCE", "ForceProperty")
@@ -128,6 +141,8 @@ class AlterTableParser:
             self._parse_modify(first, cursor.accept("IF", "EXISTS"), "CHANGE")
         elif cursor.accept("ALTER"):
             self._parse_alter(first)
+        elif cursor.accept("RENAME", "COLUMN"):
+            self._parse_rename_column(first)
         elif cursor.accept("RENAME"):
             self._parse_rename_index(first)
         else:
@@ -228,11 +243,15 @@ class AlterTableParser:
             raise DdlNotFollowed(f"{where}: the table already has it")
         if fold_name(name).startswith("db_row_hash_"):
             raise DdlNotFollowed(f"{where}: MariaDB may have a hidden column with this name")
-        if column_definition.nullability is False:
+        if column_definition.nullability is False and not self.in_place:
             raise DdlNotFollowed(f"{where}: existing rows get a value because it is NOT NULL")
-        if column_definition.has_default:
+        if column_definition.default is not None and not self.in_place:
             raise DdlNotFollowed(f"{where}: existing rows get its DEFAULT")
         check_null_is_explicit(column_definition, where)
+        if (value := constant_default(column_definition, where)) is not None:
+            self.defaults[name] = value
+        if column_definition.nullability is False:
+            column_definition.column = column_definition.column.replace(nullable=False)
         self._note_text_column(column_definition)
         self.columns.insert(at, column_definition.column)
         self.comments[name] = column_definition.comment
@@ -248,7 +267,9 @@ class AlterTableParser:
                 raise DdlNotFollowed(f"{where}: FIRST in a table with a generated key is not followed")
             return 0
         if cursor.accept("AFTER"):
-            at = self._find_column(cursor.expect_name(f"{where}, AFTER"), where)
+            name = cursor.expect_name(f"{where}, AFTER")
+            self.positions.add(fold_name(name))
+            at = self._find_column(name, where)
             if at is None:
                 raise DdlNotFollowed(f"{where}: the column after which it is added is not known")
             return at + 1
@@ -258,12 +279,13 @@ class AlterTableParser:
         cursor = self.cursor
         name = cursor.expect_name(clause)
         where = f"{clause} {name}"
-        if clause == "CHANGE" and cursor.expect_name(clause) != name:
+        new_name = cursor.expect_name(clause) if clause == "CHANGE" else name
+        if new_name != name and not self.in_place:
             raise DdlNotFollowed(f"{where}: renaming a column is not followed")
         column_definition = parse_column(cursor, name, where, self.session, self.server, self.before.collation)
         if cursor.peek() in {"FIRST", "AFTER"}:
             raise DdlNotFollowed(f"{where}: moving a column is not followed")
-        self._record_clause(first, where, "ModifyColumn", name)
+        self._record_clause(first, where, "ModifyColumn", new_name)
         at = self._find_column(name, where)
         if at is None:
             if if_there:
@@ -276,9 +298,49 @@ class AlterTableParser:
         self.changed.add(name)
         self._note_text_column(column_definition)
         check_nullability(self.before, self.columns[at], column_definition, where)
-        check_type_change(self.before, self.columns, at, column_definition.column, self.server, where)
+        check_type_change(
+            self.before, self.columns, at, column_definition.column, self.server, where, may_widen=self.in_place
+        )
         self.columns[at] = column_definition.column
         self.comments[name] = column_definition.comment
+        if new_name != name:
+            self._add_rename(name, new_name, where)
+            self.renamed_by_change.add(name)
+
+    def _parse_rename_column(self, first: int) -> None:
+        cursor = self.cursor
+        name = cursor.expect_name("RENAME COLUMN")
+        where = f"RENAME COLUMN {name}"
+        cursor.expect("TO", where)
+        new_name = cursor.expect_name(where)
+        self._record_clause(first, where, "RenameColumn")
+        at = self._find_column(name, where)
+        if at is None:
+            raise DdlNotFollowed(f"{where}: the table does not have it")
+        self._add_rename(self.columns[at].name, new_name, where)
+
+    def _add_rename(self, name: str, new_name: str, where: str) -> None:
+        if name in self.before.key:
+            raise DdlNotFollowed(f"{where}: renaming a key column is not followed")
+        if name in self.renamed or fold_name(name) == fold_name(new_name):
+            raise DdlNotFollowed(f"{where}: it is changed twice, or only the case of its name changes")
+        if fold_name(new_name).startswith("db_row_hash_"):
+            raise DdlNotFollowed(f"{where}: MariaDB may have a hidden column with this name")
+        self.renamed[name] = new_name
+
+    def _rename_columns(self) -> None:
+        """Rename columns, all at once, as the server does: names may be exchanged."""
+        if not self.renamed:
+            return
+        modified = self.changed - self.renamed_by_change
+        other_names = {*map(fold_name, (*self.added, *modified)), *self.removed, *self.positions}
+        if other_names & {fold_name(name) for pair in self.renamed.items() for name in pair}:
+            raise DdlNotFollowed("it renames a column and uses one of these names for something else")
+        self.columns = [c.replace(name=self.renamed.get(c.name, c.name)) for c in self.columns]
+        folded = [fold_name(c.name) for c in self.columns]
+        if len({*folded}) < len(folded):
+            raise DdlNotFollowed("two columns would have the same name")
+        self.comments = {self.renamed.get(name, name): text for name, text in self.comments.items()}
 
     def _parse_alter(self, first: int) -> None:
         cursor = self.cursor

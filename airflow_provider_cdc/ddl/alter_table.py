@@ -19,6 +19,7 @@ from airflow_provider_cdc.ddl.token_cursor import (
     TokenCursor,
     cross_check_with_sqlglot,
 )
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.table_names import fold_name
 
@@ -31,18 +32,27 @@ class Alteration:
 
     :param table: (database, table) as the statement spells them.
     :param definition: the table's definition after the change.
-    :param added: names of the new columns, in the order of the statement. They are NULL in all existing rows.
+    :param added: names of the new columns, in the order of the statement. They are NULL in all existing rows, unless
+        ``columns`` has a default for them.
     :param changed: names of the columns that are redefined, possibly without a difference.
+    :param columns: what the definitions alone do not show.
     """
 
     table: tuple[str, str]
     definition: TableSchema
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    columns: ColumnChanges = NO_CHANGES
 
 
 def apply_ddl(
-    before: TableSchema, sql: str, default_database: str, session: StatementSession, server: ServerTraits
+    before: TableSchema,
+    sql: str,
+    default_database: str,
+    session: StatementSession,
+    server: ServerTraits,
+    *,
+    in_place: bool = False,
 ) -> Alteration:
     """Compute the definition of a table after an ALTER TABLE, CREATE INDEX or DROP INDEX.
 
@@ -51,6 +61,8 @@ def apply_ddl(
     :param default_database: database of names without one.
     :param session: properties of the statement's session.
     :param server: properties of the server.
+    :param in_place: whether renamed columns, constant defaults of new columns, and wider types are followed; otherwise,
+        new columns are NULL in all existing rows.
     :raises DdlNotFollowed: if the result is not certain.
     """
     if any(c.has_old_temporal_format for c in before.columns):
@@ -58,7 +70,7 @@ def apply_ddl(
             "the table has a date or time in the old format, which any change may convert to another one"
         )
     cursor = TokenCursor(sql, session, server)
-    parser = AlterTableParser(before, cursor, session, server)
+    parser = AlterTableParser(before, cursor, session, server, in_place)
     if cursor.accept("ALTER"):
         cursor.accept("ONLINE")
         cursor.expect("TABLE", "ALTER TABLE")
@@ -77,7 +89,9 @@ def apply_ddl(
     if not cursor.at_end:
         cursor.fail("its end")
     cross_check_with_sqlglot(parser.parsed_clauses)
-    return Alteration(table, parser.build_definition(), tuple(parser.added), tuple(sorted(parser.changed)))
+    definition = parser.build_definition()
+    columns = ColumnChanges(tuple(parser.renamed.items()), tuple(parser.defaults.items()))
+    return Alteration(table, definition, tuple(parser.added), tuple(sorted(parser.changed)), columns)
 
 
 def _expect_same_table(cursor: TokenCursor, before: TableSchema, default_database: str) -> tuple[str, str]:

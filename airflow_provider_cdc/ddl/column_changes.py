@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from airflow_provider_cdc.ddl.column_parser import ColumnDefinition
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed, ServerTraits
-from airflow_provider_cdc.model.schema import Column, TableSchema
+from airflow_provider_cdc.model.schema import INTEGER_TYPES, Column, TableSchema
 
 #: Most bytes of a key, and of a unique index: for longer ones, MariaDB adds a column of hashes to row events.
 _LONGEST_KEY, _LONGEST_INDEX = 767, 3072
+_INTEGERS_BY_SIZE = ("tinyint", "smallint", "mediumint", "int", "bigint")
 
 
 def check_null_is_explicit(column_definition: ColumnDefinition, where: str) -> None:
@@ -42,7 +43,14 @@ def check_nullability(before: TableSchema, old: Column, column_definition: Colum
 
 
 def check_type_change(
-    before: TableSchema, columns: Sequence[Column], index: int, new: Column, server: ServerTraits, where: str
+    before: TableSchema,
+    columns: Sequence[Column],
+    index: int,
+    new: Column,
+    server: ServerTraits,
+    where: str,
+    *,
+    may_widen: bool = False,
 ) -> None:
     """Check that a change of a column's type leaves each value unchanged.
 
@@ -50,10 +58,13 @@ def check_type_change(
     :param columns: the columns after the previous clauses.
     :param index: index of the changed column.
     :param new: its new definition.
+    :param may_widen: whether it may get a type that has all values of the old one.
     :raises DdlNotFollowed: if that is not certain.
     """
     old = columns[index]
     if old.replace(nullable=new.nullable) == new:
+        return
+    if may_widen and is_exactly_wider(old, new):
         return
     if (old.data_type, old.charset, old.collation) != (new.data_type, new.charset, new.collation) or (
         old.is_compressed or old.is_hidden
@@ -71,6 +82,20 @@ def check_type_change(
             raise DdlNotFollowed(f"{where}: other members of a key column are not followed")
         return
     raise DdlNotFollowed(f"{where}: another type is not followed")
+
+
+def is_exactly_wider(old: Column, new: Column) -> bool:
+    """Return whether each value of a number column is the same number under another type."""
+    if old.is_compressed or old.is_hidden or old.is_unsigned != new.is_unsigned:
+        return False
+    if " zerofill" in old.column_type or " zerofill" in new.column_type:
+        return False
+    if old.data_type in INTEGER_TYPES and new.data_type in INTEGER_TYPES:
+        return _INTEGERS_BY_SIZE.index(old.data_type) <= _INTEGERS_BY_SIZE.index(new.data_type)
+    if (old.column_type, new.column_type) == ("float", "double"):
+        return True
+    is_decimal = old.data_type == new.data_type == "decimal"
+    return is_decimal and old.scale == new.scale and (old.precision or 0) <= (new.precision or 0)
 
 
 def check_column_drop(before: TableSchema, column: Column, where: str) -> None:

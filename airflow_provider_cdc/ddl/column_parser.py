@@ -27,6 +27,18 @@ _UNICODE_CHARSETS = frozenset({"utf8mb4", "utf8mb3"})
 _MAX_COMMENT = 1024
 
 
+@dataclass(frozen=True)
+class DefaultLiteral:
+    """A default other than NULL.
+
+    :param text: its text, without quotes; ``None`` if it is an expression.
+    :param is_quoted: whether it is a string.
+    """
+
+    text: str | None = None
+    is_quoted: bool = False
+
+
 @dataclass
 class ColumnDefinition:
     """A column's definition in a statement.
@@ -34,13 +46,13 @@ class ColumnDefinition:
     :param column: the column as the catalog would show it, if it may be NULL.
     :param comment: the column's comment.
     :param nullability: whether the statement says NULL (``True``), NOT NULL (``False``) or neither (``None``).
-    :param has_default: whether there is a default other than NULL.
+    :param default: the default; ``None`` if there is none other than NULL.
     """
 
     column: Column
     comment: str = ""
     nullability: bool | None = None
-    has_default: bool = False
+    default: DefaultLiteral | None = None
 
 
 @dataclass
@@ -86,7 +98,7 @@ def parse_column(
                 raise DdlNotFollowed(f"{where}: NULL is given twice")
             definition.nullability = null
         elif cursor.accept("DEFAULT"):
-            definition.has_default = parse_default(cursor, where)
+            definition.default = parse_default(cursor, where)
         elif cursor.accept("ON", "UPDATE"):
             if not _accept_now(cursor):
                 cursor.fail(f"{where}, ON UPDATE")
@@ -119,20 +131,27 @@ def parse_comment(cursor: TokenCursor, where: str) -> str:
     return text
 
 
-def parse_default(cursor: TokenCursor, where: str) -> bool:
-    """Consume a default; return whether it is other than NULL."""
+def parse_default(cursor: TokenCursor, where: str) -> DefaultLiteral | None:
+    """Consume a default, and return it; ``None`` for NULL."""
     if cursor.accept("NULL"):
-        return False
+        return None
     if cursor.at_string:
-        cursor.expect_string(where)
-    elif cursor.peek() == "(":
+        return DefaultLiteral(cursor.expect_string(where), is_quoted=True)
+    if cursor.peek() == "(":
         cursor.skip_brackets(where)
-    elif not (cursor.accept("TRUE") or cursor.accept("FALSE") or _accept_now(cursor)):
-        _ = cursor.accept("-") or cursor.accept("+")
+        return DefaultLiteral()
+    if word := cursor.accept_any("TRUE", "FALSE"):
+        return DefaultLiteral("1" if word == "TRUE" else "0")
+    if _accept_now(cursor):
+        return DefaultLiteral()
+    text = "-" if cursor.accept("-") else ""
+    _ = text or cursor.accept("+")
+    text += cursor.peek()
+    cursor.expect_number(f"{where}, DEFAULT")
+    if cursor.accept("."):
+        text += f".{cursor.peek()}"
         cursor.expect_number(f"{where}, DEFAULT")
-        if cursor.accept("."):
-            cursor.expect_number(f"{where}, DEFAULT")
-    return True
+    return DefaultLiteral(text)
 
 
 def _accept_now(cursor: TokenCursor) -> bool:

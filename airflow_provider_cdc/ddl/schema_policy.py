@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.row_retention import is_wider
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.schema_modes import (
@@ -124,29 +125,44 @@ class SchemaPolicy:
         return f"stream.schema_changes: {self.mode}" if self.mode != EVOLVE else "stream.exclude_schema_changes"
 
 
-def describe_change(before: TableSchema, after: TableSchema) -> str:
-    """Return a human-readable summary of how a change affects the copy's columns; empty if it does not."""
+def describe_change(before: TableSchema, after: TableSchema, changes: ColumnChanges = NO_CHANGES) -> str:
+    """Return a human-readable summary of how a change affects the copy's columns; empty if it does not.
+
+    :param changes: what the definitions do not show.
+    """
+    renamed, defaults = dict(changes.renamed), dict(changes.defaults)
     old, new = ({c.name for c in table.sink_columns} for table in (before, after))
     there, known = ({c.name for c in table.columns} for table in (after, before))
     retained = [c.name for c in after.retained if c not in before.retained]
     parts = {
-        "new columns": [c.name for c in after.copied_columns if c.name not in old],
+        "renamed": [f"{name} to {new_name}" for name, new_name in renamed.items()],
+        "new columns": [
+            f"{c.name} (not NULL in existing rows)" if c.name in defaults else c.name
+            for c in after.copied_columns
+            if c.name not in old and c.name not in renamed.values()
+        ],
         "left out": [name for name in after.excluded if name not in known],
         "no longer in the source, and NULL from now on": retained,
-        "dropped": [c.name for c in before.sink_columns if c.name not in new and c.name not in there],
+        "dropped": [
+            c.name for c in before.sink_columns if c.name not in new and c.name not in there and c.name not in renamed
+        ],
     }
     return "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
 
 
-def check_reused_names(before: TableSchema, definition: TableSchema, added: Iterable[str]) -> None:
+def check_reused_names(
+    before: TableSchema, definition: TableSchema, added: Iterable[str], *, by_name: bool = True
+) -> None:
     """Check that no file of the copy has old values in new columns, which must be NULL.
 
     :param before: the definition before the change.
     :param definition: the definition after the change.
     :param added: names of the new columns.
+    :param by_name: whether columns are found in files by name. If not, files keep the values of dropped columns apart.
     :raises DdlNotFollowed: if a file may have old values.
     """
-    former_names = {*(name.lower() for name in before.removed), *(column.name.lower() for column in before.retained)}
+    removed = before.removed if by_name else ()
+    former_names = {*(name.lower() for name in removed), *(column.name.lower() for column in before.retained)}
     copied = {column.name for column in definition.copied_columns}
     for name in added:
         if name in copied and name.lower() in former_names:

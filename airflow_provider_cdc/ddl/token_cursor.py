@@ -185,6 +185,10 @@ class TokenCursor:
                 if self._quoting.backslash_escapes:
                     text = _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
                 parts.append("'{}'".format(text.replace("\\", "\\\\").replace("'", "''")))
+            elif word.text == "." and parts and parts[-1].isdigit():
+                parts[-1] += "."
+            elif word.text.isdigit() and parts and re.fullmatch(r"[0-9]+\.", parts[-1]):
+                parts[-1] += word.text
             else:
                 parts.append(word.text)
         return " ".join(parts)
@@ -221,7 +225,7 @@ _KNOWN_SQLGLOT_NODES = word_set(
     "ColumnPosition ColumnPrefix CommentColumnConstraint Constraint Create CurrentTimestamp DataType "
     "DataTypeParam DefaultColumnConstraint Drop EngineProperty ForceProperty ForeignKey Identifier Index "
     "IndexColumnConstraint IndexConstraintOption IndexParameters InvisibleColumnConstraint Literal "
-    "ModifyColumn Neg NotNullColumnConstraint Null OnProperty OnUpdateColumnConstraint Ordered Paren "
+    "ModifyColumn RenameColumn Neg NotNullColumnConstraint Null OnProperty OnUpdateColumnConstraint Ordered Paren "
     "Property Reference RenameIndex RowFormatProperty Schema SchemaCommentProperty AutoIncrementProperty "
     "Table Var ZeroFillColumnConstraint Boolean"
 )

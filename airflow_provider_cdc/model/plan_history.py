@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.schema import TableSchema
@@ -20,12 +21,14 @@ class FollowedDdl(JsonRecord, frozen=True, tag_field="amendment", tag="followed"
     :param revision: revision of the table that it belongs to; planning or re-snapshotting the table starts a new one.
     :param seq: ``_cdc_seq`` of the DDL.
     :param schema: the definition after the DDL.
+    :param columns: what the definitions do not show.
     """
 
     table: int
     revision: int
     seq: int
     schema: TableSchema
+    columns: ColumnChanges = NO_CHANGES
 
 
 class Suspension(JsonRecord, frozen=True, tag_field="amendment", tag="suspended"):

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.multiset import NetChange
 from airflow_provider_cdc.model.offset import Offset, Timeline
@@ -43,6 +44,9 @@ class Feature(StrEnum):
     #: A table's columns follow those of its source: :meth:`SinkTable.alter`; with :attr:`RESNAPSHOT`, also
     #: :meth:`SinkTable.overwrite`.
     FOLLOW_DDL = "following schema changes"
+    #: Columns can be renamed and get wider types, and new ones get a value in all existing rows, without rows being
+    #: read again: :class:`InPlaceAlterable`.
+    IN_PLACE = "changing columns in place"
 
 
 @dataclass(frozen=True)
@@ -197,11 +201,17 @@ class SinkTable(Fenceable, Protocol):
         :raises TransientError: if the commit cannot be made now, or its outcome is unknown: it may have succeeded.
         """
 
-    def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+    def alter(
+        self,
+        old_table: TableSchema,
+        markers: Mapping[str, int],
+        fence: Fence,
+        changes: ColumnChanges = NO_CHANGES,
+    ) -> bool:
         """Give the table the columns of its definition and write markers, in one commit (:attr:`Feature.FOLLOW_DDL`).
 
-        New columns may be in any position; they are NULL in all existing rows. Slices that were staged before may be
-        published afterwards. If no column changes, only the markers are committed.
+        New columns may be in any position; without a default they are NULL in all existing rows. Slices that were
+        staged before may be published afterwards. If no column changes, only the markers are committed.
 
         From then on, objects with the old definition cannot write rows: every attempt raises a
         :class:`~airflow_provider_cdc.model.errors.TerminalError`. They can still read markers and raise fences.
@@ -210,6 +220,7 @@ class SinkTable(Fenceable, Protocol):
         :param markers: (name -> value) to write in the same commit. If all of them already have these or higher values,
             nothing happens, whatever the columns are.
         :param fence: checked and written in the same commit.
+        :param changes: what the definitions do not show; none without :attr:`Feature.IN_PLACE`.
         :returns: whether a commit was made; ``True`` only if it is known to have succeeded.
         :raises FencedError: if a writer with a larger fence value has committed.
         :raises TerminalError: if the table does not have the columns of ``old_table``, or new columns alone are not
@@ -297,6 +308,18 @@ class SinkTable(Fenceable, Protocol):
         them.
 
         :param staging_folder: ``generation/group``.
+        """
+
+
+@runtime_checkable
+class InPlaceAlterable(Protocol):
+    """A table whose columns can change without rows being read again (:attr:`Feature.IN_PLACE`)."""
+
+    def why_not_in_place(self, changes: ColumnChanges) -> str | None:
+        """Return why :meth:`SinkTable.alter` cannot give the table, as it is now, the columns of its definition.
+
+        :param changes: what the definitions do not show.
+        :returns: ``None`` if it can.
         """
 
 

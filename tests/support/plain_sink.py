@@ -20,6 +20,7 @@ from airflow_provider_cdc.config.delete_policy import ALL_HARD, HARD, SOFT, Dele
 from airflow_provider_cdc.config.sink_kinds import CATALOG_SETTING, COPY_ON_WRITE, SinkKind
 from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.multiset import find_removed_rows, without_removed_rows
 from airflow_provider_cdc.model.offset import Offset, Timeline
@@ -75,7 +76,7 @@ class NarrowSink:
 
 @dataclass(frozen=True)
 class PlainSink(NarrowSink):
-    supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
+    supports: ClassVar[frozenset[Feature]] = frozenset(Feature) - {Feature.IN_PLACE}
     deletes: DeletePolicy = ALL_HARD
 
     @classmethod
@@ -158,7 +159,15 @@ class WriteOnlyTable(States):
         if (self.newest()[1]["markers"].get(fence.name) or 0) < fence.value:
             self.change(decide, {}, fence)
 
-    def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+    def alter(
+        self,
+        old_table: TableSchema,
+        markers: Mapping[str, int],
+        fence: Fence,
+        changes: ColumnChanges = NO_CHANGES,
+    ) -> bool:
+        assert not changes
+
         def decide(state: State) -> State | None:
             if markers and all(state["markers"].get(name, -math.inf) >= value for name, value in markers.items()):
                 return None

@@ -56,7 +56,7 @@ class DeltaSink:
     table_properties: TableProperties = NO_PROPERTIES
     adopt: bool = False
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
-    supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
+    supports: ClassVar[frozenset[Feature]] = frozenset(Feature) - {Feature.IN_PLACE}
 
     @classmethod
     def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> DeltaSink:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.column_changes import ColumnChanges
+from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.adoption import OWNER_DESCRIPTION_PREFIX, adoption_actions, check_adoptable
 from airflow_provider_cdc.sinks.delta.change_data_feed import ChangeFeedWriter, feed_actions
@@ -160,7 +161,14 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
     def _has_same_columns(self, log: DeltaLog) -> bool:
         return has_same_columns(log, self._format.table_schema)
 
-    def _altered_definition(self, log: DeltaLog, old_table: TableSchema) -> list[dict[str, Any]]:
+    def _altered_definition(
+        self, log: DeltaLog, old_table: TableSchema, changes: ColumnChanges
+    ) -> list[dict[str, Any]]:
+        if changes:
+            raise TerminalError(
+                f"the {log.name} cannot follow {old_table.label}: its files have columns under their old names",
+                "Re-snapshot the table: airflow-cdc resnapshot",
+            )
         return alter_actions(log, old_table, self._format, self.options)
 
     def _overwritten_definition(self, log: DeltaLog, files: Sequence[DataFile]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges, default_array
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.iceberg.format import table_updates
@@ -14,6 +15,7 @@ from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
 from airflow_provider_cdc.sinks.iceberg.format.schema_changes import SchemaEditor
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import Update
+from airflow_provider_cdc.sinks.iceberg.format.values import values_of_array
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
     column_types,
     find_schema,
@@ -73,15 +75,17 @@ def alter_updates(
     old_table: TableSchema,
     table_format: IcebergTableFormat,
     options: TableOptions,
+    changes: ColumnChanges = NO_CHANGES,
     added: SchemaNotAddedError | None = None,
 ) -> list[Update]:
     """Return updates that give a table other columns; none if nothing changes.
 
-    Columns are added, dropped, and widened; existing files stay as they are.
+    Columns are added, dropped, renamed, and widened; existing files stay as they are.
 
     :param old_table: the definition that the table's columns match now.
     :param table_format: format under the new definition.
     :param options: options under the new definition.
+    :param changes: what the definitions do not show.
     :param added: a schema that was added to the table since the last call.
     :raises SchemaNotAddedError: if the new schema must be added before.
     :raises TerminalError: if the table does not have the columns of ``old_table``, or cannot get the new ones.
@@ -105,7 +109,7 @@ def alter_updates(
         if known is not None:
             return [table_updates.set_current_schema(known.schema_id)]
     try:
-        schema, last_column_id = _edited_schema(metadata, columns, column_docs(options))
+        schema, last_column_id = _edited_schema(metadata, columns, column_docs(options), changes)
     except NotReadyError as error:
         raise TerminalError(f"the {log.name} cannot follow: {error.message}", error.remedy) from None
     if schema.has_same_fields(metadata.current_schema):
@@ -114,6 +118,22 @@ def alter_updates(
     if known is not None:
         return [table_updates.set_current_schema(known.schema_id)]
     raise SchemaNotAddedError(metadata.current_schema, schema, last_column_id)
+
+
+def why_not_in_place(log: IcebergLog, table_format: IcebergTableFormat, changes: ColumnChanges) -> str | None:
+    """Return why a table cannot get other columns while its files stay as they are; ``None`` if it can.
+
+    :param table_format: format under the new definition.
+    :param changes: what the definitions do not show.
+    """
+    version = log.metadata.format_version
+    if changes.defaults and version < 3:
+        return f"existing rows get a value, and a table of format version {version} has no defaults of columns"
+    try:
+        _edited_schema(log.metadata, table_format.schema, {}, changes)
+    except (TerminalError, NotReadyError) as error:
+        return error.message
+    return None
 
 
 def overwrite_updates(log: IcebergLog, schema_id: int, table_format: IcebergTableFormat) -> list[Update]:
@@ -158,13 +178,17 @@ def _schema_and_spec_updates(
     return [*updates, table_updates.add_partition_spec(spec), table_updates.set_default_spec()]
 
 
-def _edited_schema(metadata: TableMetadata, columns: pa.Schema, docs: Mapping[str, str]) -> tuple[IcebergSchema, int]:
-    current = metadata.current_schema
+def _edited_schema(
+    metadata: TableMetadata, columns: pa.Schema, docs: Mapping[str, str], changes: ColumnChanges
+) -> tuple[IcebergSchema, int]:
     partition_ids = [number for part in metadata.default_spec.fields for number in part.source_ids]
-    editor = SchemaEditor(current, metadata.last_column_id, metadata.format_version, partition_ids)
-    types = dict(column_types(columns, metadata.format_version))
-    for name in current.columns.keys() - {*columns.names}:
+    editor = SchemaEditor(metadata.current_schema, metadata.last_column_id, metadata.format_version, partition_ids)
+    renamed, defaults = dict(changes.renamed), dict(changes.defaults)
+    for name in metadata.current_schema.columns.keys() - {*columns.names} - renamed.keys():
         editor.drop_column(name)
+    editor.rename_columns(renamed)
+    current = editor.build_schema(0)
+    types = dict(column_types(columns, metadata.format_version))
     for column in columns:
         if column.name in current.columns:
             if types[column.name] != str(current.columns[column.name].type):
@@ -172,7 +196,9 @@ def _edited_schema(metadata: TableMetadata, columns: pa.Schema, docs: Mapping[st
             if (doc := docs.get(column.name)) != current.columns[column.name].doc:
                 editor.set_doc(column.name, doc)
         else:
-            editor.add_column(column.name, column.type, doc=docs.get(column.name))
+            text = defaults.get(column.name)
+            default = None if text is None else values_of_array(default_array(text, column.type))[0]
+            editor.add_column(column.name, column.type, doc=docs.get(column.name), default=default)
     editor.order_columns(columns.names)
     return editor.build_schema(max(metadata.schemas) + 1), editor.last_column_id
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from airflow_provider_cdc.config.delete_policy import HARD
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
@@ -23,6 +24,7 @@ from airflow_provider_cdc.sinks.iceberg.definition_changes import (
     overwrite_updates,
     partition_spec_for,
     replace_updates,
+    why_not_in_place,
 )
 from airflow_provider_cdc.sinks.iceberg.format import table_updates
 from airflow_provider_cdc.sinks.iceberg.format.schema import new_schema
@@ -235,7 +237,13 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
             )
         return file_schema_of(schemas[0], metadata, self.name)
 
-    def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+    def alter(
+        self,
+        old_table: TableSchema,
+        markers: Mapping[str, int],
+        fence: Fence,
+        changes: ColumnChanges = NO_CHANGES,
+    ) -> bool:
         """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
         The schema is added before it becomes the current one: nobody knows its number before the catalog gives it.
@@ -243,7 +251,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         self._added_schema = None
         for attempt in range(COMMIT_TRIES):
             try:
-                return super().alter(old_table, markers, fence)
+                return super().alter(old_table, markers, fence, changes)
             except SchemaNotAddedError as error:
                 self._log.add_schema(error.schema, error.last_column_id)
                 self._added_schema = error
@@ -290,8 +298,12 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         is_same = has_same_columns(log.metadata.current_schema, self.schema, log.metadata.format_version)
         return is_same and log.has_own_columns
 
-    def _altered_definition(self, log: IcebergLog, old_table: TableSchema) -> list[Update]:
-        return alter_updates(log, old_table, self._format, self.options, self._added_schema)
+    def _altered_definition(self, log: IcebergLog, old_table: TableSchema, changes: ColumnChanges) -> list[Update]:
+        return alter_updates(log, old_table, self._format, self.options, changes, self._added_schema)
+
+    def why_not_in_place(self, changes: ColumnChanges) -> str | None:
+        """Return a reason, or ``None``; see :class:`~airflow_provider_cdc.sinks.protocol.InPlaceAlterable`."""
+        return why_not_in_place(self.load_log(), self._format, changes)
 
     def _overwritten_definition(self, log: IcebergLog, files: Sequence[DataFile]) -> list[Update]:
         schema_id = schema_number_of(self._format.file_schema)

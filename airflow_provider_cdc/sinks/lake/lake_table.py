@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.config.delete_policy import HARD
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
 from airflow_provider_cdc.model.schema import TableSchema
@@ -48,9 +49,12 @@ class LakeTable(TransactionalTable[Log]):
         """Delete files that are no longer needed; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
 
     @abstractmethod
-    def _altered_definition(self, log: Log, old_table: TableSchema) -> Sequence[Mapping[str, Any]]:
+    def _altered_definition(
+        self, log: Log, old_table: TableSchema, changes: ColumnChanges
+    ) -> Sequence[Mapping[str, Any]]:
         """Return the definition with the columns of this one instead of those of another; nothing if they are equal.
 
+        :param changes: what the definitions do not show.
         :raises TerminalError: if the table does not have the columns of ``old_table``, or cannot get the new ones.
         """
 
@@ -113,13 +117,19 @@ class LakeTable(TransactionalTable[Log]):
 
         return self.commit_edit(edit, markers, fence)
 
-    def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+    def alter(
+        self,
+        old_table: TableSchema,
+        markers: Mapping[str, int],
+        fence: Fence,
+        changes: ColumnChanges = NO_CHANGES,
+    ) -> bool:
         """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
 
         def edit(log: Log) -> TableEdit | FileCommit | None:
             if _has_markers(log, markers):
                 return None
-            if not (definition := self._altered_definition(log, old_table)):
+            if not (definition := self._altered_definition(log, old_table, changes)):
                 return TableEdit()
             only_adds = {*old_table.sink_schema.names} <= {*self.schema.names}
             kind = CommitKind.ADD_COLUMNS if only_adds else CommitKind.REPLACE_COLUMNS

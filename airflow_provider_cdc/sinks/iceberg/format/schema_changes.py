@@ -6,7 +6,7 @@ A file lacks the fields that were added after it was written; readers return the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,13 +97,18 @@ class SchemaEditor:
 
     def rename_column(self, name: str, new_name: str) -> None:
         """Rename a column; its field id stays."""
-        column = self._find_column(name)
-        check_column_names([*(other for other in self._fields if other != name), new_name])
-        # In place: its order in the table stays.
-        renamed = {n: f for n, f in self._fields.items() if n != name}
-        order = [new_name if n == name else n for n in self._fields]
-        renamed[new_name] = replace(column, name=new_name)
-        self._fields = {n: renamed[n] for n in order}
+        self.rename_columns({name: new_name})
+
+    def rename_columns(self, names: Mapping[str, str]) -> None:
+        """Rename columns, all at once; their field ids and their order stay.
+
+        :param names: new names by old ones.
+        """
+        for name in names:
+            self._find_column(name)
+        renamed = [replace(column, name=names.get(name, name)) for name, column in self._fields.items()]
+        check_column_names([column.name for column in renamed])
+        self._fields = {column.name: column for column in renamed}
 
     def promote_column(self, name: str, arrow_type: pa.DataType) -> None:
         """Give a column a wider type.
