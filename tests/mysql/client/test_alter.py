@@ -6,11 +6,14 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import pyarrow as pa
 import pymysql
 import pytest
 
 from airflow_provider_cdc.ddl.alter_table import Alteration, DdlNotFollowed, ServerTraits, apply_ddl
+from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges, default_array
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent, parse_query_event
@@ -37,6 +40,7 @@ class Altered:
         self.session = server.connect(database="alter_d")
         self.reader = connect(server.connect_args())
         self.flavour: ServerTraits = read_server_traits(self.reader)
+        self.changes: ColumnChanges = NO_CHANGES
 
     def run(self, *statements: str) -> None:
         with self.session.cursor() as cursor:
@@ -50,21 +54,27 @@ class Altered:
     def schema(self) -> TableSchema:
         return read_schema(self.reader, "alter_d", "t")
 
-    def compare(self, sql: str) -> str:
+    def compare(self, sql: str, *, in_place: bool = False) -> str:
         """Execute a statement, and hold what is computed against the catalog; why it is not followed, or nothing."""
         before, at = self.schema(), binlog_end(self.reader)
         self.run(sql)
         queries = [q for q in self.queries((at.file, at.position)) if q.sql.strip().upper() != "COMMIT"]
         assert len(queries) == 1, queries
-        return self.hold(before, queries[0])
+        return self.hold(before, queries[0], in_place=in_place)
 
-    def hold(self, before: TableSchema, query: QueryEvent) -> str:
+    def hold(self, before: TableSchema, query: QueryEvent, *, in_place: bool = False) -> str:
         try:
-            found = apply_ddl(before, query.sql, query.database, query.session, self.flavour)
+            found = apply_ddl(before, query.sql, query.database, query.session, self.flavour, in_place=in_place)
         except DdlNotFollowed as refused:
             return refused.reason or "?"
         self.equal(found, before, query.sql)
+        self.changes = found.columns
         return ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        with self.session.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute("SELECT * FROM t ORDER BY 1")
+            return list(cursor.fetchall())
 
     def equal(self, found: Alteration, before: TableSchema, sql: str) -> None:
         after, made = self.schema(), found.definition
@@ -72,6 +82,7 @@ class Altered:
         assert (made, made.comments, made.collation) == (after, after.comments, after.collation), sql
         assert made.fingerprint() == after.fingerprint() and made.key_index == after.key_index, sql
         known = {c.name for c in before.columns}
+        known = {dict(found.columns.renamed).get(name, name) for name in known}
         assert sorted(found.added) == sorted(c.name for c in after.columns if c.name not in known), sql
 
     def queries(self, start: tuple[str, int]) -> list[QueryEvent]:
@@ -365,18 +376,132 @@ def test_what_is_followed(altered: Altered, sql: str) -> None:
     assert refused == ""
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("sql", [*ANYTHING, *MYSQL_ONLY, *MARIADB_ONLY])
-def test_what_is_followed_is_right(altered: Altered, sql: str) -> None:
+def test_what_is_followed_is_right(altered: Altered, sql: str, in_place: bool) -> None:
     _prepare(altered)
     if sql in (MYSQL_ONLY if altered.mariadb else MARIADB_ONLY):
         pytest.skip("of the other server")
     altered.run("SET SESSION sql_mode = 'NO_ENGINE_SUBSTITUTION'")
     try:
-        print(altered.compare(sql) or "followed")
+        print(altered.compare(sql, in_place=in_place) or "followed")
     except pymysql.MySQLError as error:
         pytest.skip(f"not on this server: {error.args[0]}")
     except NotReadyError as error:
         pytest.skip(f"such a table is not captured: {error.message}")
+
+
+_NUMBERS = """CREATE TABLE t (
+    id INT PRIMARY KEY, a VARCHAR(20), b VARCHAR(20), s SMALLINT, u TINYINT UNSIGNED, f FLOAT, d DECIMAL(5,2)
+) DEFAULT CHARSET utf8mb4"""
+_ROWS = "INSERT INTO t VALUES (1, 'a1', 'b1', -32768, 255, 0.1, -999.99), (2, 'a2', NULL, NULL, 0, 0.7, 0)"
+#: Changes in place, and what is not followed even then.
+IN_PLACE = [
+    "ALTER TABLE t RENAME COLUMN a TO c",
+    "ALTER TABLE t RENAME COLUMN a TO `c d`, RENAME COLUMN s TO e",
+    "ALTER TABLE t RENAME COLUMN a TO b, RENAME COLUMN b TO a",
+    "ALTER TABLE t RENAME COLUMN a TO c, RENAME COLUMN b TO a",
+    "ALTER TABLE t CHANGE a c VARCHAR(30) COMMENT 'x'",
+    "ALTER TABLE t CHANGE COLUMN a b VARCHAR(20), CHANGE b a VARCHAR(20)",
+    "ALTER TABLE t CHANGE s n BIGINT, ADD COLUMN x INT FIRST",
+    "ALTER TABLE t RENAME COLUMN a TO c, DROP COLUMN b, ADD COLUMN e INT",
+    "ALTER TABLE t MODIFY id BIGINT NOT NULL",
+    "ALTER TABLE t MODIFY s MEDIUMINT, MODIFY u INT UNSIGNED, MODIFY f DOUBLE, MODIFY d DECIMAL(12,2)",
+    *(
+        f"ALTER TABLE t ADD COLUMN c {text}"
+        for text in (
+            "INT NOT NULL",
+            "INT NOT NULL DEFAULT 0",
+            "INT DEFAULT +7",
+            "INT NOT NULL DEFAULT '-12'",
+            "TINYINT(1) NOT NULL DEFAULT FALSE",
+            "BIGINT UNSIGNED DEFAULT '18446744073709551615'",
+            "DECIMAL(10,4) NOT NULL DEFAULT 1.0500",
+            "DECIMAL(10,4) NOT NULL",
+            "DECIMAL(3,3) DEFAULT '-0.125'",
+            "VARCHAR(5) NOT NULL",
+            "VARCHAR(5) NOT NULL DEFAULT ''",
+            "VARCHAR(5) DEFAULT 'a\\'b '",
+            "VARCHAR(9) CHARACTER SET latin1 COLLATE latin1_bin DEFAULT 'x\\\\y'",
+            "CHAR(5) NOT NULL DEFAULT 'ab'",
+            "ENUM('x','y') NOT NULL DEFAULT 'y'",
+            "DATE DEFAULT '0999-12-31'",
+            "DATETIME NOT NULL DEFAULT '2026-02-28 00:00:01'",
+            "DATETIME(6) DEFAULT '2026-02-28 00:00:01.5'",
+        )
+    ),
+]
+NOT_IN_PLACE = [
+    "ALTER TABLE t RENAME COLUMN id TO c",
+    "ALTER TABLE t RENAME COLUMN a TO A",
+    "ALTER TABLE t RENAME COLUMN a TO c, ADD COLUMN a INT",
+    "ALTER TABLE t ADD COLUMN x INT AFTER a, RENAME COLUMN a TO c",
+    "ALTER TABLE t DROP COLUMN b, RENAME COLUMN a TO b",
+    "ALTER TABLE t MODIFY s INT UNSIGNED",
+    "ALTER TABLE t MODIFY d DECIMAL(12,3)",
+    "ALTER TABLE t MODIFY s DOUBLE",
+    "ALTER TABLE t MODIFY f FLOAT(20,3)",
+    "ALTER TABLE t MODIFY s INT ZEROFILL",
+    "ALTER TABLE t CHANGE a c VARCHAR(20) FIRST",
+    *(
+        f"ALTER TABLE t ADD COLUMN c {text}"
+        for text in (
+            "INT DEFAULT 1.5",
+            "INT DEFAULT ' 1'",
+            "TINYINT DEFAULT '1e1'",
+            "DECIMAL(4,1) DEFAULT 1.25",
+            "DECIMAL(40,1) DEFAULT 1",
+            "VARCHAR(9) DEFAULT 007",
+            "VARCHAR(9) DEFAULT 'é'",
+            "CHAR(5) DEFAULT 'ab '",
+            "ENUM('x','y') DEFAULT 'Y'",
+            "ENUM('x','y') NOT NULL",
+            "FLOAT DEFAULT 0.1",
+            "DOUBLE NOT NULL",
+            "DATE DEFAULT '2026-2-3'",
+            "DATE NOT NULL",
+            "DATETIME DEFAULT '2026-02-28 00:00:01.5'",
+            "DATETIME DEFAULT CURRENT_TIMESTAMP",
+            "TIMESTAMP NOT NULL DEFAULT '2026-02-28 00:00:01'",
+            "TIME DEFAULT '10:00:00'",
+            "VARBINARY(3) DEFAULT 'a'",
+            "BIT(3) DEFAULT 1",
+            "YEAR DEFAULT 2026",
+            "SET('x','y') DEFAULT 'x'",
+            "TEXT NOT NULL",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("sql", IN_PLACE)
+def test_changes_in_place(altered: Altered, sql: str) -> None:
+    """The rows are those of before, under the new names, with the computed values in new columns."""
+    altered.begin(_NUMBERS, _ROWS)
+    before = altered.rows()
+    assert altered.compare(sql, in_place=True) == ""
+    renamed, defaults, after = dict(altered.changes.renamed), dict(altered.changes.defaults), altered.rows()
+    types = {column.name: column.arrow_type for column in altered.schema().columns}
+    values = {name: default_array(text, types[name])[0].as_py() for name, text in defaults.items()}
+    for old, new in zip(before, after, strict=True):
+        kept = {renamed.get(name, name): value for name, value in old.items()}
+        for name, value in new.items():
+            expected = kept[name] if name in kept else values.get(name)
+            if types[name] == pa.float64():
+                expected = pa.scalar(expected, pa.float32()).cast(pa.float64()).as_py()
+            assert value == expected, name
+    unchanged = {renamed.get(name, name) for name in before[0]} - {"b"}
+    assert unchanged <= {*after[0]} | {"b"}
+
+
+@pytest.mark.parametrize("sql", NOT_IN_PLACE)
+def test_what_is_not_certain_is_not_followed_in_place(altered: Altered, sql: str) -> None:
+    altered.begin(_NUMBERS, _ROWS)
+    altered.run("SET SESSION sql_mode = 'NO_ENGINE_SUBSTITUTION'")
+    try:
+        assert altered.compare(sql, in_place=True) != ""
+    except pymysql.MySQLError as error:
+        pytest.skip(f"the server refuses it: {error.args[1]}")
 
 
 @pytest.mark.parametrize("mode", ["REAL_AS_FLOAT", "ANSI_QUOTES", "NO_BACKSLASH_ESCAPES", "ANSI", "ORACLE"])

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
+from airflow_provider_cdc.model.column_changes import ColumnChanges
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema
@@ -25,7 +26,7 @@ from airflow_provider_cdc.sinks.delta.table import DeltaSinkTable
 from airflow_provider_cdc.sinks.files.parquet import write_file
 from airflow_provider_cdc.sinks.lake import compaction
 from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
-from airflow_provider_cdc.sinks.protocol import Change, Fence, MultisetChange, PublishSlices, Truncate, Upsert
+from airflow_provider_cdc.sinks.protocol import Change, Feature, Fence, MultisetChange, PublishSlices, Truncate, Upsert
 from tests.sinks.conformance import nullable
 from tests.support.readers import without_spark
 
@@ -599,3 +600,13 @@ def test_a_table_that_was_adopted(tmp_path: Path) -> None:
     commit(new, Upsert(rows(more(PLAIN), (2,), 2, "u", n=2)))
     assert values(new, more(PLAIN)) == {1: [None, 1, None, "DE", None], 2: [2, 2, None, "AT", None]}
     new.create("p")
+
+
+@pytest.mark.parametrize("changes", [ColumnChanges(renamed=(("v", "w"),)), ColumnChanges(defaults=(("new", "1"),))])
+def test_what_only_other_formats_can_follow(tmp_path: Path, changes: ColumnChanges) -> None:
+    """Files have the columns under their old names, and no values of new ones."""
+    where = sink(tmp_path)
+    where.table(TABLE).create("p")
+    with pytest.raises(TerminalError, match="its files have columns under their old names"):
+        where.table(more(TABLE)).alter(TABLE, {"ddl": 3}, FENCE, changes)
+    assert Feature.IN_PLACE not in where.supports

@@ -124,6 +124,22 @@ def test_a_name_comes_back(cli: Cli, server: MySQLServer) -> None:
     equal(cli)
 
 
+def test_the_same_column_comes_back_at_once(cli: Cli, server: MySQLServer) -> None:
+    """The definitions before and after are equal; tasks have known the field ids of the first one for a moment."""
+    server.session("d", "UPDATE a SET d = 1 WHERE id = 1")
+    cli.catch_up()
+    followed(
+        cli,
+        server,
+        "ALTER TABLE a DROP COLUMN d",
+        "ALTER TABLE a ADD COLUMN d DECIMAL(5,2)",
+    )
+    server.session("d", "UPDATE a SET d = 2 WHERE id = 2")
+    cli.catch_up()
+    equal(cli)
+    same_to_all_readers(cli, server, ["id", "d"])
+
+
 def test_a_column_of_a_table_without_a_key_is_renamed(cli: Cli, server: MySQLServer) -> None:
     followed(cli, server, "ALTER TABLE log RENAME COLUMN w TO x", table="log")
     server.session("d", "DELETE FROM log WHERE v = 1 LIMIT 1", "INSERT INTO log VALUES (2, 'y')")
