@@ -19,7 +19,7 @@ from airflow_provider_cdc.ddl.token_cursor import (
     TokenCursor,
     cross_check_with_sqlglot,
 )
-from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.table_names import fold_name
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
-from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.row_retention import is_wider
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.schema_modes import (

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
-from airflow_provider_cdc.model.definition_history import DefinitionHistory
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges, DefinitionHistory
 from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.schema import TableSchema
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
-from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.multiset import NetChange
 from airflow_provider_cdc.model.offset import Offset, Timeline

@@ -20,7 +20,7 @@ from airflow_provider_cdc.config.delete_policy import ALL_HARD, HARD, SOFT, Dele
 from airflow_provider_cdc.config.sink_kinds import CATALOG_SETTING, COPY_ON_WRITE, SinkKind
 from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
-from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.errors import FencedError, TerminalError
 from airflow_provider_cdc.model.multiset import find_removed_rows, without_removed_rows
 from airflow_provider_cdc.model.offset import Offset, Timeline

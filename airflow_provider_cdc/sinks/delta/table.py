@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.column_changes import ColumnChanges
+from airflow_provider_cdc.model.definition_history import ColumnChanges
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.adoption import OWNER_DESCRIPTION_PREFIX, adoption_actions, check_adoptable

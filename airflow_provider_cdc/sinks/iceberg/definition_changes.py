@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges, default_array
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges, default_array
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.iceberg.format import table_updates

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.config.delete_policy import HARD
-from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
 from airflow_provider_cdc.model.schema import TableSchema

@@ -13,7 +13,7 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.ddl.alter_table import Alteration, DdlNotFollowed, ServerTraits, apply_ddl
-from airflow_provider_cdc.model.column_changes import NO_CHANGES, ColumnChanges, default_array
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges, default_array
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.query import QueryEvent, parse_query_event

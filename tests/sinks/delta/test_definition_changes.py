@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_cdc.config.delete_policy import DeletePolicy
 from airflow_provider_cdc.config.table_properties import CHANGE_DATA_FEED, TableProperties
-from airflow_provider_cdc.model.column_changes import ColumnChanges
+from airflow_provider_cdc.model.definition_history import ColumnChanges
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.multiset import net_change
 from airflow_provider_cdc.model.schema import OP_COLUMN, SEQ_COLUMN, TS_COLUMN, Column, TableSchema

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.model.column_changes import ColumnChanges
+from airflow_provider_cdc.model.definition_history import ColumnChanges
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.protocol import InPlaceAlterable
 from airflow_provider_cdc.verify.run import verify_tables

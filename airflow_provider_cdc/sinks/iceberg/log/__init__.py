@@ -6,6 +6,7 @@ read from the table's folder (``snapshot_files``). Manifests never change, so th
 read that are not known yet, and nothing is read again after an own commit. ``live_file`` is a data file in a version,
 ``table_markers`` keeps markers in few properties of the table, ``table_location`` translates the locations that
 metadata has into paths in the folder, ``file_schemas`` finds or makes the schema whose field ids new files have,
+``column_ids`` says by which ids columns are found in files,
 ``snapshot_commit`` is a commit and what proves that it was not made, ``retained_files`` finds what expired snapshots
 refer to, ``folder_owner`` keeps the uuid of the table that a folder belongs to, and ``cross_check`` compares live files
 with those that pyiceberg finds. The room is called by ``sinks.iceberg``.
