@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.definition_history import ColumnChanges
-from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError, TransientError
+from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
 from airflow_provider_cdc.sinks.protocol import InPlaceAlterable
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.sinks.iceberg.test_pipeline import sink_table
@@ -246,3 +247,58 @@ def test_what_the_table_is_asked_before(cli: Cli, merge: str) -> None:
     assert why_not("id", "tinyint") is None, "both are stored as int"
     assert "its type cannot become double" in str(why_not("n", "double"))
     assert loaded_table(sink_table(cli, "a")).metadata.format_version == (2 if merge == "copy_on_write" else 3)
+
+
+def test_a_run_that_dies_before_the_table_is_altered(
+    cli: Cli, server: MySQLServer, monkeypatch: pytest.MonkeyPatch, merge: str
+) -> None:
+    """The next one knows what was renamed: it is stored with the definition."""
+    real = IcebergSinkTable.alter
+
+    def alter(*_: Any) -> bool:
+        raise TransientError("the catalog is down", "Run again")
+
+    monkeypatch.setattr(IcebergSinkTable, "alter", alter)
+    before = data_files(cli)
+    constant = "" if merge == "copy_on_write" else ", ADD COLUMN c INT NOT NULL DEFAULT 3"
+    server.session("d", f"ALTER TABLE a RENAME COLUMN v TO x{constant}", "UPDATE log SET w = 'on'")
+    with pytest.raises(TransientError):
+        cli.catch_up()
+    monkeypatch.setattr(IcebergSinkTable, "alter", real)
+    cli.catch_up()
+    assert data_files(cli) == before
+    equal(cli)
+    same_to_all_readers(cli, server, ["id", "x", *(["c"] if constant else [])])
+
+
+def test_what_is_excluded_is_not_followed_by_names(server: MySQLServer, tmp_path: Path) -> None:
+    """A column that becomes one that is not copied, or was none: its values are nowhere in the copy."""
+    for number, ddl in enumerate(["RENAME COLUMN v TO secret", "RENAME COLUMN secret TO v2"]):
+        with server.fresh_database("d") as database:
+            columns = "id INT PRIMARY KEY, v INT" if not number else "id INT PRIMARY KEY, secret INT"
+            server.session(database, f"CREATE TABLE a ({columns})", "INSERT INTO a VALUES (1, 1)")
+            cli = Cli(
+                tmp_path / str(number),
+                server,
+                r"d\..*",
+                source={"exclude_columns": [r"d\.a\.secret"]},
+                sink={"kind": "iceberg"},
+                stream={"on_table_error": "suspend", "reread": "ask"},
+            )
+            cli.snapshot()
+            cli.catch_up()
+            server.session(database, f"ALTER TABLE a {ddl}")
+            with pytest.raises(TerminalError, match="one of them is not copied"):
+                cli.catch_up()
+
+
+def test_with_another_policy_a_renamed_column_is_two(server: MySQLServer, tmp_path: Path) -> None:
+    with server.fresh_database("d") as database:
+        server.session(database, "CREATE TABLE a (id INT PRIMARY KEY, v INT)", "INSERT INTO a VALUES (1, 1)")
+        stream = {"schema_changes": "lenient", "on_table_error": "suspend", "reread": "ask"}
+        cli = Cli(tmp_path, server, r"d\..*", sink={"kind": "iceberg"}, stream=stream)
+        cli.snapshot()
+        cli.catch_up()
+        server.session(database, "ALTER TABLE a RENAME COLUMN v TO w")
+        with pytest.raises(TerminalError, match="RENAME COLUMN is not followed"):
+            cli.catch_up()
