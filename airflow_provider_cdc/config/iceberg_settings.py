@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from airflow_provider_cdc.config.table_properties import TableProperties
 from airflow_provider_cdc.model.errors import NotReadyError
 
-#: Parts of dates that may partition a table.
-ICEBERG_PARTITION_UNITS = ("year", "month", "day", "hour")
+#: Parts of dates, and other transforms of columns, that may partition a table. ``[n]`` is the number of buckets, or the
+#: width of a truncated value.
+ICEBERG_PARTITION_UNITS = ("year", "month", "day", "hour", "bucket[n]", "truncate[n]")
 #: Properties that a setting of the pipeline or the project itself determines.
 _MANAGED = {
     "format-version": "sink.merge decides it",

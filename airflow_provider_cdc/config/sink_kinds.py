@@ -25,7 +25,8 @@ class SinkKind:
     :param sink_class: module and class, a :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`.
     :param merge_modes: supported values of ``sink.merge``, the default first.
     :param settings: those of :data:`KIND_SETTINGS` that it has.
-    :param partition_units: parts of dates that ``sink.partition_by`` may name.
+    :param partition_units: parts of dates, and other transforms, that ``sink.partition_by`` may name. ``[n]`` is
+        any number.
     :param check_settings: checks ``sink.path`` and ``sink.table_properties`` by the rules of the kind.
     :param extra: extra of this package with the libraries that it needs, if they are optional.
     """

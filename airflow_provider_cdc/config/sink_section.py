@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -22,6 +23,8 @@ from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePa
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
+#: Number of buckets, or width, in ``bucket[16]`` and the like.
+_NUMBER = re.compile(r"\[[1-9][0-9]{0,8}\]$")
 _PLANNED_KINDS = ("jdbc", "kafka", "changelog")
 #: ``on_dropped``: the copy of a dropped table is left unchanged; or its rows are deleted.
 KEEP, DROP = "keep", "drop"
@@ -180,16 +183,16 @@ class Sink:
 
 
 def _check_partition(key: str, part: object, units: tuple[str, ...]) -> str | dict[str, str]:
-    """Return a valid partition column or part of a date.
+    """Return a valid partition column, part of a date, or other transform.
 
-    :param units: parts of dates that the kind of sink has.
+    :param units: parts of dates, and other transforms, that the kind of sink has.
     :raises NotReadyError: if it is neither.
     """
     if isinstance(part, str) and part:
         return part
     if isinstance(part, Mapping) and len(part) == 1:
         ((unit, column),) = part.items()
-        if unit in units and isinstance(column, str) and column:
+        if _NUMBER.sub("[n]", str(unit)) in units and "[n]" not in str(unit) and isinstance(column, str) and column:
             return {unit: column}
     raise invalid_value(
         key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(units)}"

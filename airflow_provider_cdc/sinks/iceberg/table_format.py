@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.model.schema import Column
 from airflow_provider_cdc.sinks.files.parquet import (
     NO_PARTITION,
     SCHEMA_ID_KEY,
@@ -19,16 +21,23 @@ from airflow_provider_cdc.sinks.files.parquet import (
     write_file,
 )
 from airflow_provider_cdc.sinks.files.stored_columns import identified_field, without_read_metadata
+from airflow_provider_cdc.sinks.iceberg.format.partition_spec import describe_partition_field, partition_field_name
 from airflow_provider_cdc.sinks.iceberg.format.partition_values import value_name
 from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.format.transforms import Transform
+from airflow_provider_cdc.sinks.iceberg.format.types import PrimitiveType, type_of_arrow
 from airflow_provider_cdc.sinks.iceberg.log.column_ids import identify_columns
 from airflow_provider_cdc.sinks.lake.log.table_log import RowOrigin
 from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField, TableFormat
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 _VERSION_KEY = b"airflow-cdc.format-version"
+#: Which columns transforms take that have a width.
+_SOURCES = {
+    "bucket": "a column of integers, decimals, text, bytes, dates or times",
+    "truncate": "a column of integers, decimals or text",
+}
 #: Columns with what the rows of a rewritten file do not inherit from it, and their field ids.
 ROW_ID_COLUMN, LAST_UPDATED_COLUMN = "_row_id", "_last_updated_sequence_number"
 _LINEAGE_IDS = {ROW_ID_COLUMN: 2147483540, LAST_UPDATED_COLUMN: 2147483539}
@@ -80,10 +89,34 @@ class IcebergTableFormat(TableFormat):
         schema = self.file_schema
         return without_read_metadata(_with_lineage(schema)) if _has_row_ids(schema) else schema
 
+    @classmethod
+    def why_not_partitionable(
+        cls, part: PartitionField, columns: Mapping[str, Column], schema: pa.Schema
+    ) -> tuple[str, str] | None:
+        """Return why a field cannot partition a table and the remedy; ``None`` if it can."""
+        transform, column = transform_of(part), columns.get(part.column)
+        if not transform.width or column is None:
+            return super().why_not_partitionable(part, columns, schema)
+        kind = type_of_arrow(part.column, schema.field(part.column).type, count(1), 3)
+        # Partition values are handled as text, which truncated bytes are not.
+        is_bytes = transform.kind == "truncate" and kind == PrimitiveType("binary")
+        if not isinstance(kind, PrimitiveType) or not transform.accepts_type(kind) or is_bytes:
+            return f"the column is {column.column_type}", f"{transform.kind}[n] takes {_SOURCES[transform.kind]}"
+        name = partition_field_name(part.column, transform)
+        if name.lower() in {other.lower() for other in schema.names}:
+            return f"the table has a column {name} of its own", "Partition by that one, or leave this one out"
+        return None
+
+    @property
+    def columns(self) -> list[str]:
+        """Descriptions of the partition fields, in order."""
+        transforms = [(part.column, transform_of(part)) for part in self.fields]
+        return [describe_partition_field(partition_field_name(*named), named[1]) for named in transforms]
+
     @property
     def value_names(self) -> list[str]:
         """Names of the partition values, in order."""
-        return [value_name(name) for name in self.columns]
+        return [value_name(partition_field_name(part.column, transform_of(part))) for part in self.fields]
 
     def _value_texts(self, part: PartitionField, rows: pa.Table) -> pa.ChunkedArray:
         """Return values as text."""

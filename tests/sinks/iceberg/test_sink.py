@@ -87,7 +87,9 @@ class TestIcebergSinkByCopies(TestIcebergSink):
 class TestIcebergSinkByPartitions(TestIcebergSink):
     """Rows move from one to another."""
 
-    partition_by = (("shop[.](orders|two|log)", (("v.w", None),)),)
+    partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = (
+        ("shop[.](orders|two|log)", (("v.w", None),)),
+    )
 
     def test_other_columns_are_refused(self, sink: PipelineSink) -> None:
         self.create_table(sink)
@@ -100,7 +102,7 @@ class TestIcebergSinkByPartitionsByCopies(TestIcebergSinkByPartitions):
 
 
 class TestIcebergSinkByPartitionsOfKeys(TestIcebergSinkByPartitions):
-    partition_by = (("shop[.](orders|two|log)", (("id", None),)),)
+    partition_by = (("shop[.](orders|two|log)", (("id", "bucket[4]"), ("v.w", "truncate[1]"))),)
 
 
 class TestIcebergSinkInARestCatalog(TestIcebergSink):

@@ -122,7 +122,7 @@ def new_partition_spec(
                 f"column {column} of type {source.type} cannot partition an Iceberg table by {text}",
                 "Partition by another column, or by identity, bucket[n], truncate[n], year, month, day or hour",
             )
-        name = column if transform.kind == "identity" else f"{column}_{_SUFFIXES.get(transform.kind, transform.kind)}"
+        name = partition_field_name(column, transform)
         if name in names and transform.kind != "identity":
             raise NotReadyError(
                 f"column {column}: partition field {name} would have the name of another one, or of a column",
@@ -139,7 +139,16 @@ def new_partition_spec(
     return PartitionSpec(spec_id, tuple(fields))
 
 
-#: Ends of names of partition fields, as Spark makes them.
+def describe_partition_field(name: str, transform: Transform) -> str:
+    """Return the name of a partition field, with the width of its transform if it has one."""
+    return f"{name}[{transform.width}]" if transform.width else name
+
+
+def partition_field_name(column: str, transform: Transform) -> str:
+    """Return the name of a partition field, as Spark makes it."""
+    return column if transform.kind == "identity" else f"{column}_{_SUFFIXES.get(transform.kind, transform.kind)}"
+
+
 _SUFFIXES = {"truncate": "trunc"}
 
 

@@ -18,6 +18,7 @@ from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, Tran
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, CatalogTable, CommitOutcome, TableIdentifier
 from airflow_provider_cdc.sinks.iceberg.format import table_updates
 from airflow_provider_cdc.sinks.iceberg.format.manifests import ContentFile, ManifestEntry
+from airflow_provider_cdc.sinks.iceberg.format.partition_spec import describe_partition_field, partition_field_name
 from airflow_provider_cdc.sinks.iceberg.format.puffin import read_vector_blob
 from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema
 from airflow_provider_cdc.sinks.iceberg.format.snapshots import ancestors_of
@@ -111,13 +112,14 @@ class IcebergLog:
 
     @property
     def partition_columns(self) -> Sequence[str]:
-        """Names of the partition fields; for one that this project would not have made, also its transform."""
+        """Descriptions of the partition fields; for one that this project would not have made, also its transform."""
         spec, names = self.metadata.default_spec, {f.id: f.name for f in self.metadata.current_schema.fields}
         columns = list[str]()
         for part in spec.fields:
-            kind, source = part.transform.text, names.get(part.source_ids[0])
-            own_name = source if kind == "identity" else f"{source}_{kind}"
-            columns.append(part.name if part.name == own_name else f"{part.name} ({kind} of {source})")
+            transform, source = part.transform, str(names.get(part.source_ids[0]))
+            is_own = part.name == partition_field_name(source, transform)
+            own, other = describe_partition_field(part.name, transform), f"{part.name} ({transform.text} of {source})"
+            columns.append(own if is_own else other)
         return columns
 
     @property

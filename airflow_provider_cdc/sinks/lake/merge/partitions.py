@@ -52,7 +52,8 @@ class PartitionField:
     """A column, or a part of a date, that partitions a table.
 
     :param column: name of a column of the source.
-    :param unit: one of :data:`DATE_UNITS`; ``None`` for the column itself.
+    :param unit: one of :data:`DATE_UNITS`, or another transform that the format of the table has, such as
+        ``bucket[16]``; ``None`` for the column itself.
     """
 
     column: str
@@ -92,7 +93,7 @@ class TableFormat:
         """
         columns = {c.name: c for c in table.copied_columns}
         for part in fields:
-            if problem := _why_not_partitionable(part, columns):
+            if problem := cls.why_not_partitionable(part, columns, table.sink_schema):
                 raise NotReadyError(
                     f"{SETTING}: table {table.label} cannot be partitioned by {part}: {problem[0]}", problem[1]
                 )
@@ -103,6 +104,17 @@ class TableFormat:
         if len({part.column_name for part in fields}) < len(fields):
             raise NotReadyError(f"{SETTING}: table {table.label} is partitioned by a column twice", "Leave one out")
         return cls(table.sink_schema, tuple(fields), None, table.key, table.integer_key_column)
+
+    @classmethod
+    def why_not_partitionable(
+        cls, part: PartitionField, columns: Mapping[str, Column], schema: pa.Schema
+    ) -> tuple[str, str] | None:
+        """Return why a field cannot partition a table and the remedy; ``None`` if it can.
+
+        :param columns: the copied columns of the table in the source.
+        :param schema: schema of the rows in the sink.
+        """
+        return _why_not_partitionable(part, columns)
 
     @property
     def is_partitioned(self) -> bool:
