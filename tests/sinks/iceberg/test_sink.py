@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,14 @@ class TestIcebergSink(SinkConformance):
         """Also what has happened cannot be found out."""
         with monkeypatch.context() as patch:
             catalog = self.catalog_class
-            patch.setattr(catalog, "commit_table", failing(catalog.commit_table, made=made))
+            real, failed = catalog.commit_table, failing(catalog.commit_table, made=made)
+
+            def commit_table(*arguments: Any) -> Any:
+                """Only of a snapshot: a schema that is added before is not used yet."""
+                has_snapshot = any(update["action"] == "add-snapshot" for update in arguments[-1])
+                return (failed if has_snapshot else real)(*arguments)
+
+            patch.setattr(catalog, "commit_table", commit_table)
             patch.setattr(catalog, "load_table", failing(catalog.load_table, made=False))
             yield
 
