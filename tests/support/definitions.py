@@ -34,7 +34,7 @@ def check_definitions(server: MySQLServer, cli: Cli, fresh: Cli, names: Iterable
             for one, other in zip(old, new, strict=True):
                 if "comment" not in other["metadata"]:  # one that is told no more may be somebody else's
                     one["metadata"].pop("comment", None)
-            assert old == new
+            assert old == new, (table.label, [pair for pair in zip(old, new, strict=True) if pair[0] != pair[1]])
 
 
 def copied_fields(cli: Cli, database: str, table: str) -> list[dict[str, Any]]:

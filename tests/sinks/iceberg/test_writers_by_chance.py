@@ -68,7 +68,11 @@ class Chance:
         target, other = self.target, other_writer(self.targets[0])
         log = target.load_log()
         if "copy_on_write_tables" not in self.options and log.files and self.random.random() < 0.5:
-            file = self.random.choice([*log.files.values()])
+            # The last row of a file may die by their hands, too; then none is left to choose from.
+            files = [f for f in log.files.values() if len(log.dead_rows(f.path)) < f.row_count]
+            if not files:
+                return
+            file = self.random.choice(files)
             living = sorted({*range(file.row_count)} - {*log.dead_rows(file.path)})
             row = self.random.choice(living)
             keys = read_keys(target, file.path)
