@@ -148,13 +148,13 @@ def overwrite_updates(log: IcebergLog, schema_id: int, table_format: IcebergTabl
     ]
 
 
-def replace_updates(log: IcebergLog, table_format: IcebergTableFormat) -> list[Update]:
+def replace_updates(log: IcebergLog, table_format: IcebergTableFormat, options: TableOptions) -> list[Update]:
     """Return updates that give a table any other columns, in a commit that removes all of its rows.
 
     :raises TransientError: if the table does not have their schema: it must be added before.
     """
     metadata = log.metadata
-    schema = find_schema(metadata, table_format.schema, table_format.key_columns)
+    schema = find_schema(metadata, table_format.schema, table_format.key_columns, column_docs(options))
     if schema is None:
         raise TransientError(f"the {log.name} was replaced or altered meanwhile", "Run again")
     obsolete = [table_updates.remove_properties([KEY_PROPERTY])] if KEY_PROPERTY in metadata.properties else []

@@ -193,7 +193,7 @@ def _open_once(settings: CatalogSettings) -> Catalog:
 
 def _find_file_schema(sink: IcebergSink, table: TableSchema) -> pa.Schema:
     """Return the schema of new files of a table. A commit refuses files if the columns have changed since."""
-    key, now = (sink, *table.id, f"{table.key} {table.sink_schema} {table.removed}"), time.monotonic()
+    key, now = (sink, *table.id, f"{table.key} {table.sink_schema} {table.removed} {table.comments}"), time.monotonic()
     found = _file_schemas.get(key)
     if found is not None and now - found[0] <= FRESH_SECONDS:
         return found[1]

@@ -27,7 +27,7 @@ from airflow_provider_cdc.sinks.iceberg.definition_changes import (
     why_not_in_place,
 )
 from airflow_provider_cdc.sinks.iceberg.format import table_updates
-from airflow_provider_cdc.sinks.iceberg.format.schema import new_schema
+from airflow_provider_cdc.sinks.iceberg.format.schema import IcebergSchema, new_schema
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata, new_metadata
 from airflow_provider_cdc.sinks.iceberg.format.table_updates import Update
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
@@ -153,12 +153,12 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         """Remove all rows of a table, and make a pipeline its owner."""
         log = self._log
         log.take_folder()
-        if find_schema(log.metadata, self.schema, self._format.key_columns) is None:
+        if self._find_schema(log.metadata) is None:
             self._find_or_add_schema(log.metadata)  # which advances the log
             return False
         properties = new_table_properties(self.options, self._own_properties(pipeline), log.properties)
         definition = [
-            *replace_updates(log, self._format),
+            *replace_updates(log, self._format, self.options),
             table_updates.set_properties(properties_to_set(log.properties, properties)),
         ]
         commit = FileCommit([RemoveFile(file) for file in log.files.values()], definition, CommitKind.OVERWRITE)
@@ -186,15 +186,18 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
             self._found_schema = metadata, self._find_or_add_schema(metadata)
         return self._found_schema[1]
 
+    def _find_schema(self, metadata: TableMetadata) -> IcebergSchema | None:
+        return find_schema(metadata, self.schema, self._format.key_columns, column_docs(self.options))
+
     def _find_or_add_schema(self, metadata: TableMetadata | None) -> pa.Schema:
         for attempt in range(COMMIT_TRIES):
             if metadata is None:
                 break
-            schema = find_schema(metadata, self.schema, self._format.key_columns)
+            schema = self._find_schema(metadata)
             if schema is not None:
                 return file_schema_of(schema, metadata, self.name)
             metadata = self._log.find_metadata()
-            if metadata and find_schema(metadata, self.schema, self._format.key_columns) is None:
+            if metadata and self._find_schema(metadata) is None:
                 added = build_schema(metadata, self.schema, self._format.key_columns, column_docs(self.options))
                 metadata = self._log.add_schema(*added)
                 back_off(attempt)
@@ -226,7 +229,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         if not ids:
             return self._find_or_add_schema(metadata)
         if NEW_TABLE_SCHEMA_ID in ids:
-            schema = find_schema(metadata, self.schema, self._format.key_columns)
+            schema = self._find_schema(metadata)
             if schema is not None and has_ids_of_new_table(schema):
                 ids = ids - {NEW_TABLE_SCHEMA_ID} | {schema.schema_id}
         schemas = [metadata.schemas.get(-1 if number is None else number) for number in ids]
@@ -312,7 +315,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         return overwrite_updates(log, schema_id, self._format)
 
     def _reset_definition(self, log: IcebergLog) -> list[Update]:
-        return replace_updates(log, self._format)
+        return replace_updates(log, self._format, self.options)
 
     # ------------------------------------------------------------ encoder
 

@@ -613,6 +613,18 @@ def test_a_slice_from_before_the_table_was_created(tmp_path: Path) -> None:
         again.commit(lambda _: PublishSlices(slices[1:2]), {}, FENCE)
 
 
+def test_an_overwrite_takes_over_comments(tmp_path: Path) -> None:
+    """Those of columns that are otherwise the same, and stay the same for readers."""
+    target = make_table(tmp_path, KEYED.replace(comments=(("v.w", "old"),)))
+    ids = [nested.id for nested in target.load_log().metadata.current_schema.fields]
+    target = open_sink(tmp_path).table(KEYED.replace(comments=(("v.w", "new"), ("id", "key"))))
+    slices = [target.stage("1/0/1/slice", [rows((1, "a", 0, "r"))])]
+    assert target.overwrite(slices, {"read": 1}, FENCE)
+    schema = target.load_log().metadata.current_schema
+    assert [(nested.name, nested.doc) for nested in schema.fields if nested.doc] == [("id", "key"), ("v.w", "new")]
+    assert [nested.id for nested in schema.fields] == ids
+
+
 def test_slices_from_before_and_after_the_table_was_created(tmp_path: Path) -> None:
     early = open_sink(tmp_path).table(KEYED)
     slices = [early.stage("1/0/1/slice", [rows((1, "v1", 1, "r"))])]

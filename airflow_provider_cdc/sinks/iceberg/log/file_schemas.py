@@ -37,15 +37,20 @@ def has_same_columns(schema: IcebergSchema, columns: pa.Schema, format_version: 
     return _types_of(schema) == column_types(columns, format_version)
 
 
-def find_schema(metadata: TableMetadata, columns: pa.Schema, key: Collection[str]) -> IcebergSchema | None:
-    """Return the schema of a table with these columns and this key; ``None`` if it has none.
+def find_schema(
+    metadata: TableMetadata, columns: pa.Schema, key: Collection[str], docs: Mapping[str, str]
+) -> IcebergSchema | None:
+    """Return the schema of a table with these columns, this key and these comments; ``None`` if it has none.
 
     Other schemas than the current one count only if a column that both have is the same column in them.
+
+    :param docs: comments by column.
     """
     current, wanted = metadata.current_schema, column_types(columns, metadata.format_version)
     others = sorted((s for s in metadata.schemas.values() if s is not current), key=lambda s: -s.schema_id)
     for schema in (current, *others):
-        if _types_of(schema) == wanted and _key_of(schema) == {*key}:
+        has_docs = all(nested.doc == docs.get(nested.name) for nested in schema.fields)
+        if _types_of(schema) == wanted and _key_of(schema) == {*key} and has_docs:
             shared = [(c, current.columns[c.name]) for c in schema.fields if c.name in current.columns]
             if all(one.id == other.id for one, other in shared if str(one.type) == str(other.type)):
                 return schema
