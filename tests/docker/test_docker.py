@@ -16,6 +16,7 @@ import yaml
 from cryptography.fernet import Fernet
 
 from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.catalog_settings import catalog_settings, parse_catalog_connection
 from airflow_provider_cdc.config.connections import _parse_connection, database_url, mysql_connect_args
 from airflow_provider_cdc.config.store_access import parse_store_access
 from airflow_provider_cdc.config.store_address import StoreAddress
@@ -23,7 +24,7 @@ from tests import ROOT
 from tests.support.compose import DOCKER, StackError, image, interpolate, load, make_env, variables
 from tests.support.s3 import VERSITYGW
 
-COMPOSE, COMPOSE_S3 = DOCKER / "compose.yaml", DOCKER / "compose.s3.yaml"
+COMPOSE, COMPOSE_S3, COMPOSE_ICEBERG = (DOCKER / f"compose{name}.yaml" for name in ("", ".s3", ".iceberg"))
 EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (DOCKER / ".env.example").read_text(), re.M))
 SECRETS = {name for name in EXAMPLE if not name.endswith("_PORT")}
 DOCUMENT = load(dict.fromkeys(SECRETS, "secret"))
@@ -44,7 +45,7 @@ def settings() -> dict[str, str]:
 # ---------------------------------------------------------------- form
 
 
-@pytest.mark.parametrize("file", [COMPOSE, COMPOSE_S3], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [COMPOSE, COMPOSE_S3, COMPOSE_ICEBERG], ids=lambda file: file.name)
 def test_the_compose_file_is_one(file: Path) -> None:
     """By the schema of the Compose specification."""
     checked = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", file)
@@ -237,6 +238,23 @@ def test_with_an_object_store_nothing_else_is_shared() -> None:
     assert "mkdir -p /data/lake" in (DOCKER / "s3.Dockerfile").read_text(), "the bucket"
     assert VERSITYGW in (DOCKER / "s3.Dockerfile").read_text(), "the version that the tests run with"
     assert replace(pipeline, sink=shop.sink) == shop
+
+
+def test_with_iceberg_only_the_sink_is_another_one() -> None:
+    """compose.iceberg.yaml, laid over compose.yaml as compose does it."""
+    services = load(dict.fromkeys(SECRETS, "secret"), COMPOSE_ICEBERG.name)["services"]
+    pipeline, shop = (Pipeline.load(DOCKER / folder / "shop.yaml") for folder in ("dags-iceberg", "dags"))
+    assert pipeline.sink == replace(shop.sink, kind="iceberg", conn_id="cdc_catalog")
+    assert replace(pipeline, sink=shop.sink) == shop
+    variable = f"AIRFLOW_CONN_{str(pipeline.sink.conn_id).upper()}"
+    for name in OURS - {"spark-master", "spark-worker"}:
+        access = parse_catalog_connection(_parse_connection("catalog", services[name]["environment"][variable], "it"))
+        settings = catalog_settings(pipeline.sink, access)
+        assert (settings.kind, settings.all_properties["password"]) == ("sql", "secret")
+        assert settings.uri == "postgresql+psycopg://postgres:5432/bookkeeping?sslmode=disable"
+        if name != "init":
+            assert services[name]["volumes"][-1] == "./dags-iceberg:/opt/airflow/dags:ro"
+    assert "airflow-provider-cdc[iceberg,postgres]" in (DOCKER / "Dockerfile").read_text()
 
 
 def test_two_drivers_find_room() -> None:

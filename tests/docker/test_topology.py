@@ -22,7 +22,8 @@ from airflow_provider_cdc.config.spark_conf import is_loopback_master
 from airflow_provider_cdc.system.processes import kill_session
 from tests.support.airflow_client import Client
 from tests.support.compose import DOCKER, Stack, load, make_env
-from tests.support.oracle import check_ledger, compare_database
+from tests.support.iceberg_place import CatalogPlace
+from tests.support.oracle import Place, check_ledger, compare_database
 from tests.support.postgres import Postgres
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
@@ -107,6 +108,7 @@ class Site:
     client: Client
     secrets: dict[str, str]
     watch: Watch
+    tables: Place
     run: str = ""
     pages: dict[str, str] = field(default_factory=dict)
     executors: list[dict[str, Any]] = field(default_factory=list)
@@ -167,9 +169,10 @@ def start_mysql(env: dict[str, str]) -> MySQLServer:
 _MYSQL_USER = ("MYSQL_USER", "MYSQL_PASSWORD")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["", "compose.iceberg.yaml"], ids=["Delta", "Iceberg"])
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The whole of it: started, run to its end, and still there."""
+    overlays = [request.param] if request.param else []
     env = make_env(tmp_path_factory.mktemp("env"))
     secrets = {name: value for name, value in env.items() if not name.endswith("_PORT")}
     with contextlib.ExitStack() as exits:
@@ -180,11 +183,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         postgres.passwords = {"airflow": env["AIRFLOW_DB_PASSWORD"], "bookkeeping": env["BOOKKEEPING_DB_PASSWORD"]}
         watch = exits.enter_context(Watch(secrets))
         given = {"mysql": (server.host, server.port), "postgres": (postgres.host, postgres.port)}
-        stack = exits.enter_context(Stack(env, given, own_address(), {"mysql-data/ca.pem": server.authority()}))
+        files = {"mysql-data/ca.pem": server.authority()}
+        stack = exits.enter_context(Stack(env, given, own_address(), files, overlays))
         login = ("admin", env["ADMIN_PASSWORD"])
         client = Client(f"http://{stack.address('api-server', 8080)}", login=login)
         exits.callback(client.close)
-        found = Site(stack, server, postgres, client, secrets, watch)
+        login_of_catalog = f"bookkeeping:{env['BOOKKEEPING_DB_PASSWORD']}"
+        catalog = f"postgresql+psycopg://{login_of_catalog}@{postgres.host}:{postgres.port}/bookkeeping"
+        tables = CatalogPlace(catalog, kind="sql") if overlays else stack.volume("lake")
+        found = Site(stack, server, postgres, client, secrets, watch, tables)
         exits.callback(end_streams, found)
         try:
             run_to_the_end(found)
@@ -218,8 +225,8 @@ def run_to_the_end(site: Site) -> None:
 
 
 def test_every_row_is_there(site: Site) -> None:
-    assert [str(d) for d in compare_database(site.server, "shop", site.lake, TABLES)] == []
-    assert check_ledger(site.lake) == []
+    assert [str(d) for d in compare_database(site.server, "shop", site.tables, TABLES)] == []
+    assert check_ledger(site.tables) == []
     changes = site.books("SELECT SUM(changes) FROM batches")[0][0]
     assert changes > 0 and site.client.xcom(DAG, site.run, STREAM)["changes"] == changes
 

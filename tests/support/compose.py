@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,19 @@ def interpolate(value: Any, env: Mapping[str, str]) -> Any:
     return [interpolate(v, env) for v in value] if isinstance(value, list) else value
 
 
-def load(env: Mapping[str, str]) -> dict[str, Any]:
-    """docker/compose.yaml as Compose sees it: anchors merged, variables replaced."""
+def load(env: Mapping[str, str], *overlays: str) -> dict[str, Any]:
+    """docker/compose.yaml as Compose sees it: anchors merged, variables replaced.
+
+    :param overlays: files of docker/ that are laid over it; of a volume, the target counts.
+    """
     found: dict[str, Any] = interpolate(yaml.safe_load((DOCKER / "compose.yaml").read_text()), env)
+    for name in overlays:
+        over = interpolate(yaml.safe_load((DOCKER / name).read_text()), env)
+        for service, spec in over["services"].items():
+            below = found["services"][service]
+            assert spec.keys() <= {"environment", "volumes"}, "nothing else is merged here"
+            below["environment"] |= spec.get("environment", {})
+            below["volumes"] = [*below["volumes"], *spec.get("volumes", [])]
     return found
 
 
@@ -151,6 +161,7 @@ class Stack(StartedProcesses):
     :param given: addresses (host, port) of the services that run elsewhere: ``mysql`` and ``postgres``.
     :param spark_host: address that the processes of Spark listen on.
     :param files: what services that run elsewhere have left in volumes (``volume/name`` -> content).
+    :param overlays: files of docker/ that are laid over docker/compose.yaml.
     """
 
     def __init__(
@@ -159,9 +170,10 @@ class Stack(StartedProcesses):
         given: Mapping[str, tuple[str, int]],
         spark_host: str,
         files: Mapping[str, bytes] | None = None,
+        overlays: Sequence[str] = (),
     ) -> None:
         self.env, self._files = dict(env), dict(files or {})
-        self.document = load(env)
+        self.document = load(env, *overlays)
         self._given, self.spark_host = dict(given), spark_host
         self._image = image()
         self._ports: dict[tuple[str, int], tuple[str, int]] = {}

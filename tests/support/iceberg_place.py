@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,14 +35,16 @@ def find_in_catalog(folder: Path) -> Table | None:
 
 @dataclass(frozen=True)
 class CatalogPlace:
-    """A place in a REST catalog: a :class:`tests.support.oracle.Remote`.
+    """A place in a catalog: a :class:`tests.support.oracle.Remote`.
 
     :param address: of the catalog.
     :param path: namespace and name of a table, or the beginning of that, with slashes.
+    :param kind: its type: ``rest`` or ``sql``.
     """
 
     address: str
     path: str = ""
+    kind: str = "rest"
 
     def uri(self) -> str:
         """Catalog and path."""
@@ -51,7 +53,7 @@ class CatalogPlace:
     @property
     def options(self) -> Mapping[str, str]:
         """The catalog, as pyiceberg describes it."""
-        return {"type": "rest", "uri": self.address}
+        return {"type": self.kind, "uri": self.address}
 
     @property
     def name(self) -> str:
@@ -60,7 +62,7 @@ class CatalogPlace:
 
     def under(self, path: str) -> CatalogPlace:
         """A place below."""
-        return CatalogPlace(self.address, f"{self.path}/{path}".lstrip("/"))
+        return replace(self, path=f"{self.path}/{path}".lstrip("/"))
 
     def load(self) -> Table | None:
         """Load the table from the catalog, if it is there."""
@@ -68,6 +70,6 @@ class CatalogPlace:
         from pyiceberg.exceptions import NoSuchTableError
 
         try:
-            return load_catalog("place", **self.options).load_table(tuple(self.path.split("/")))
+            return load_catalog(CATALOG_NAME, **self.options).load_table(tuple(self.path.split("/")))
         except NoSuchTableError:
             return None
