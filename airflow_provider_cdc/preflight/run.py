@@ -46,7 +46,7 @@ def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResul
         results += run_check(lambda: check_server(context, connection))
         results += run_check(lambda: check_server_ids(context, connection))
         results += check_tables(context, connection)
-    return results
+    return [*dict.fromkeys(results)]  # what is wrong with the sink may be wrong with each table
 
 
 def require_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResult]:

@@ -254,6 +254,8 @@ def _check_table(
                     "the table, remove sink.adopt",
                 )
             else:
+                if isinstance(target, Adoptable):
+                    target.check_owner(context.pipeline.name)
                 target.markers()  # raises the reason if the table can no longer be written
     # Select every column: with a grant on only some of them, the others would not even be listed.
     require_grant(

@@ -371,7 +371,13 @@ class Prefetchable(Protocol):
 
 @runtime_checkable
 class Adoptable(Protocol):
-    """A table that can take over an existing table made by other software."""
+    """A table that knows its owner, and can take over an existing table made by other software."""
+
+    def check_owner(self, pipeline: str) -> None:
+        """Refuse the existing table if the pipeline does not own it.
+
+        :raises TerminalError: if another pipeline, or none, owns it.
+        """
 
     def will_adopt(self, pipeline: str) -> bool:
         """Return whether the table exists, has no owner, and :meth:`SinkTable.create` makes the pipeline its owner.

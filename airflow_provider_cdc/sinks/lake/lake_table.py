@@ -70,6 +70,11 @@ class LakeTable(TransactionalTable[Log]):
     def _reset_definition(self, log: Log) -> Sequence[Mapping[str, Any]]:
         """Return the definition for a table that loses all rows."""
 
+    def check_owner(self, pipeline: str) -> None:
+        """Refuse a table of another pipeline; see :class:`~airflow_provider_cdc.sinks.protocol.Adoptable`."""
+        self._log.refresh()
+        check_owner(self._log, pipeline)
+
     # ------------------------------------------------------------ commits
 
     def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:

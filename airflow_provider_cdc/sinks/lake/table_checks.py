@@ -62,10 +62,14 @@ def check_owner(log: TableLog, pipeline: str) -> None:
 
     :raises TerminalError: if another pipeline, or none, owns it.
     """
-    if owner_of(log.properties) != pipeline:
+    owner, text = owner_of(log.properties), f"the {log.name} was not created by pipeline {pipeline}"
+    if owner is None:
         raise TerminalError(
-            f"the {log.name} was not created by pipeline {pipeline}",
-            "Choose another sink.path: only one pipeline may write to a table",
+            text, "Choose another sink.path, or set sink.adopt: true, which replaces all rows of such a table"
+        )
+    if owner != pipeline:
+        raise TerminalError(
+            f"{text}, but by {owner}", "Choose another sink.path: only one pipeline may write to a table"
         )
 
 

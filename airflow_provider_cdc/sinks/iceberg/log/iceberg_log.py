@@ -31,6 +31,7 @@ from airflow_provider_cdc.sinks.iceberg.log.snapshot_commit import SnapshotCommi
 from airflow_provider_cdc.sinks.iceberg.log.snapshot_files import LoadedManifest, SnapshotReader
 from airflow_provider_cdc.sinks.iceberg.log.table_location import TableLocation, location_of
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import parse_markers
+from airflow_provider_cdc.sinks.lake.table_checks import owner_of
 from airflow_provider_cdc.sinks.storage.storage import Storage
 from airflow_provider_cdc.system.failpoints import failpoint
 
@@ -307,11 +308,15 @@ class IcebergLog:
                 "Let sink.path and sink.table_path name its folder, or use another name for the table",
             )
         if self.needs_vectors and metadata.format_version < 3:
-            raise NotReadyError(
-                f"the {self.name} has format version {metadata.format_version}, which has no deletion vectors",
+            text = f"has format version {metadata.format_version}, which has no deletion vectors"
+            remedy = (
                 "Set sink.merge to copy_on_write for this table. Or upgrade it, if all of its readers support version "
-                "3: ALTER TABLE t SET TBLPROPERTIES ('format-version' = '3')",
+                "3: ALTER TABLE t SET TBLPROPERTIES ('format-version' = '3')"
             )
+            if owner_of(metadata.properties) is None:
+                text = f"was not created by this project, and {text}"
+                remedy = f"Choose another sink.path. If sink.adopt shall take the table over: {remedy}"
+            raise NotReadyError(f"the {self.name} {text}", remedy)
 
     def _check_history(self, metadata: TableMetadata) -> None:
         """Refuse a table whose current snapshot is not based on the last one of this project: rows would be missing."""
