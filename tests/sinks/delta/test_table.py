@@ -647,7 +647,7 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
 
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
     target = create_table(tmp_path)
-    with pytest.raises(TerminalError, match=r"not created by pipeline q\. Choose another sink\.path"):
+    with pytest.raises(TerminalError, match=r"not created by pipeline q, but by p\. Choose another sink\.path"):
         DeltaSinkTable(target.storage, SCHEMA).create("q")
     with pytest.raises(TerminalError, match="not created by pipeline q"):
         target.reset("q", Fence("generation", 2), [])
