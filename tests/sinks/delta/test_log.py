@@ -369,17 +369,20 @@ def test_nobody_commits_into_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "exact"),
+    ("path", "value", "nulls", "exact"),
     [
-        ("snapshot/1/2/3/slice-00001.parquet", 1 << 60, True),
-        ("changes/epoch-1/a.parquet", 1 << 60, True),
-        ("part-" + 32 * "a" + ".parquet", 1 << 60, True),
-        ("part-00000-1234.snappy.parquet", 1 << 60, False),  # some writers keep them as floats
-        ("part-00000-1234.snappy.parquet", 1 << 52, True),
+        ("snapshot/1/2/3/slice-00001.parquet", 1 << 60, {}, True),
+        ("changes/epoch-1/a.parquet", 1 << 60, {}, True),
+        ("part-" + 32 * "a" + ".parquet", 1 << 60, {}, True),
+        ("part-00000-1234.snappy.parquet", 1 << 60, {"id": 0}, False),  # some writers keep them as floats
+        ("part-00000-1234.snappy.parquet", 1 << 52, {"id": 0}, True),
+        ("part-00000-1234.snappy.parquet", 1 << 52, {"id": 1}, False),
+        ("part-00000-1234.snappy.parquet", 1 << 52, {}, False),
     ],
 )
-def test_bounds(path: str, value: int, exact: bool) -> None:
-    stats = {"numRecords": 3, "minValues": {"id": 1}, "maxValues": {"id": value}}
+def test_bounds(path: str, value: int, nulls: dict[str, int], exact: bool) -> None:
+    """Those of others count only as far as they are known to cover all values."""
+    stats = {"numRecords": 3, "minValues": {"id": 1}, "maxValues": {"id": value}, "nullCount": nulls}
     file = DeltaLiveFile({"path": path, "size": 1, "stats": json.dumps(stats)})
     assert file.bounds("id") == ((1, value) if exact else None)
     assert file.bounds("other") is None
