@@ -14,7 +14,7 @@ from airflow_provider_cdc.state import StateDatabase, TableStatus, utc_now
 from airflow_provider_cdc.state.models import BatchRow
 from tests import ROOT
 from tests.ui import books
-from tests.ui.browsing import address_of, opened
+from tests.ui.browsing import address_of, cut_off, opened
 from tests.ui.conftest import Site
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -26,6 +26,8 @@ SCENES = (
     ("stream", "billing", "Lag"),
     ("trouble", "warehouse", "Lag"),
 )
+#: Other widths of screens, with the height and the scale of their pictures.
+SCREENS = {390: (1400, 1.0), 768: (1100, 1.0), 1440: (800, 0.5), 2560: (1000, 0.5)}
 TABLES = {"customer": 96, "orders": 160, "order_lines": 210, "invoices": 60, "payments": 40, "products": 12}
 SIZES = {"customer": 4_120_331, "orders": 18_440_902, "order_lines": 61_300_118, "invoices": 9_020_411}
 
@@ -83,15 +85,15 @@ def write_stream(store: StateDatabase, name: str, *, suspended: bool) -> None:
     store.record_sample(name, epoch, lag_seconds=0.5, lag_bytes=48_000, purge_hours=170.0)
 
 
-def take_picture(page: Page, name: str) -> None:
-    taken = page.screenshot(clip={"x": 0, "y": 0, "width": WIDE, "height": HIGH})
+def take_picture(page: Page, name: str, width: int = WIDE, height: int = HIGH) -> None:
+    taken = page.screenshot(clip={"x": 0, "y": 0, "width": width, "height": height})
     assert len(taken) < LARGEST, f"{name}: {len(taken):,} bytes"
     if os.environ.get("CDC_WRITE_DOCS"):
         (PICTURES / f"{name}.png").write_bytes(taken)
 
 
 def test_pictures(site: Site, browser: Browser) -> None:
-    """A snapshot, a stream and a problem, light and dark."""
+    """A snapshot, a stream and a problem, light and dark; the problem also on other screens."""
     source = {"conn_id": "cdc_source", "host": "db.example", "port": 3306, "version": "MySQL 8.4.3"}
     write_snapshot(site.store, "crm")
     write_stream(site.store, "billing", suspended=False)
@@ -106,3 +108,11 @@ def test_pictures(site: Site, browser: Browser) -> None:
                 expect(page.get_by_role("heading", name=seen)).to_be_visible()
                 page.wait_for_timeout(500)
                 take_picture(page, f"page-{name}-{scheme}")
+        for width, (height, scale) in SCREENS.items():
+            viewport = {"width": width, "height": height}
+            with opened(site, browser, viewport=viewport, color_scheme=scheme, device_scale_factor=scale) as (page, _):
+                page.goto(f"{site.url}/{address_of(site, 'warehouse')}")
+                expect(page.get_by_role("heading", name="Lag")).to_be_visible()
+                page.wait_for_timeout(500)
+                assert cut_off(page) == []
+                take_picture(page, f"page-{width}-{scheme}", width, height)
