@@ -212,7 +212,7 @@ def _source_troubles(overview: PipelineOverview, phase: str, now: datetime) -> l
         remedy = f"{start} the stream now. If they are gone, it fails, and its error says how to re-snapshot"
         troubles.append(Trouble("purge_past", FAILED, text, about, since=due_at, remedy=remedy, acts=acts))
     elif due_at is not None and due_at - now < PURGE_WARNING:
-        text = "The source will soon remove binlogs that the stream still needs"
+        text = "The source will remove binlogs that the stream still needs"
         longer = "ake the source keep its binlogs longer: SET GLOBAL binlog_expire_logs_seconds = 604800 (7 days)"
         remedy = f"{start} the stream, or m{longer}" if acts else f"M{longer}"
         troubles.append(Trouble("purge_due", WARNING, text, about, remedy=remedy, due_at=due_at, acts=acts))

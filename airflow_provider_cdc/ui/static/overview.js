@@ -39,7 +39,7 @@ function problems(p) {
   return h("ul", { class: "problems" },
     p.troubles.map((one) => {
       const place = placeOf(p, one.about), words = prose(sentence(one.text));
-      return h("li", { class: one.level }, place ? h("a", { href: place }, words) : words, one.since && [" ", h("small", null, "for ", lasting(one.since))], one.due_at && [" ", h("small", null, "in ", until(one.due_at))], one.error && h("small", { class: "line clip", title: plain(one.error) }, prose(one.error)));
+      return h("li", { class: one.level }, place ? h("a", { href: place }, words) : words, one.since && [" ", h("small", null, one.code === "open_events" ? ago(one.since) : ["for ", lasting(one.since)])], one.due_at && [" ", h("small", null, "in ", until(one.due_at))], one.error && h("small", { class: "line clip", title: plain(one.error) }, prose(one.error)));
     }),
     p.troubles_more > 0 && h("li", null, h("a", { href: pipelineAddress(p) }, `${number(p.troubles_more)} more`)));
 }
