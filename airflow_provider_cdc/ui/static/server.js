@@ -8,15 +8,8 @@ const MOST_ANSWERS = 60;
 const WORDS = { 401: "You are no longer logged in to Airflow", 403: "You may not see this" };
 const REMEDIES = { 401: "Log in, then reload the page", 403: "Ask an Airflow administrator for the right to read the DAG" };
 
-/** What an error of the server says. FastAPI's list of wrong fields becomes one sentence. */
-function detailText(detail, status) {
-  if (typeof detail === "string") return detail;
-  if (Array.isArray(detail)) {
-    const fields = detail.map((one) => `${(one.loc ?? []).filter((part) => !["body", "query", "path"].includes(part)).join(".") || "the request"}: ${one.msg ?? "is not valid"}`);
-    return `The server refuses ${fields.join("; ")}`;
-  }
-  return `The server answered ${status}`;
-}
+/** What an error of the server says. */
+const detailText = (detail, status) => (typeof detail === "string" ? detail : `The server answered ${status}`);
 
 /** Query the application. If nothing has changed, the answer is the same object as the last time. */
 export async function ask(path, signal) {
