@@ -101,7 +101,7 @@ def _copy_dataset(run_context: RunContext, table: TableSchema) -> Any:
     columns = ((field.name, str(field.type)) for field in table.sink_schema)
     facets = {"schema": _schema_facet(columns), "columnLineage": facet.ColumnLineageDatasetFacet(fields=fields)}
     sink = run_context.pipeline.sink
-    if sink.kind == "iceberg":
+    if sink.has_catalog:
         levels, table_name = table_identifier(sink.table_paths.path_of(*table.id))
         catalog = catalog_settings(sink, run_context.access).uri
         identifier = facet.Identifier(namespace=catalog, name=".".join((*levels, table_name)), type="TABLE")

@@ -77,7 +77,7 @@ class ActionTarget:
         return self.stream_is_running and self.shown.database.is_stream_alive(self.shown.overview) is False
 
     @property
-    def may_be_purged(self) -> bool:
+    def binlogs_may_be_purged(self) -> bool:
         """Whether the source may have removed binlogs that the stream needs."""
         due_at = purge_time(self.shown.overview)
         return due_at is not None and due_at <= datetime.now(UTC)
@@ -281,7 +281,7 @@ def _preview_resume(target: ActionTarget) -> ActionPreview:
 
 
 def _purge_hint(target: ActionTarget) -> str | None:
-    if not target.may_be_purged:
+    if not target.binlogs_may_be_purged:
         return None
     return "The source may have removed binlogs that it needs: then it fails, and its error says how to re-snapshot"
 
@@ -328,7 +328,7 @@ def _preview_request(
     table = str(target.table)
     wanted = "suspend it" if kind == "suspend" else "re-snapshot some of its keys" if condition else "re-snapshot it"
     return ActionPreview(
-        _join_sentences(description, _request_delay(target)),
+        _join_sentences(description, _describe_request_start(target)),
         lambda by: target.reader.add_request(target.name, kind, table, by, condition),
         target.stream_dags,
         event=("request", f"{table}: the stream was asked to {wanted}"),
@@ -343,7 +343,7 @@ def _preview_comparison_by_stream(target: ActionTarget, kind: str, description: 
         description = f"{table}: {description[0].lower()}{description[1:].replace(', table by table', '')}"
     wanted = "compare source and copy" + (", and to re-snapshot rows that differ" if kind == "repair" else "")
     return ActionPreview(
-        _join_sentences(description, _request_delay(target)),
+        _join_sentences(description, _describe_request_start(target)),
         lambda by: target.reader.add_request(target.name, kind, table, by),
         target.stream_dags,
         event=(kind, f"{table + ': ' if table else ''}the stream was asked to {wanted}"),
@@ -351,7 +351,7 @@ def _preview_comparison_by_stream(target: ActionTarget, kind: str, description: 
     )
 
 
-def _request_delay(target: ActionTarget) -> str:
+def _describe_request_start(target: ActionTarget) -> str:
     if target.stream_is_lost or not target.stream_is_running:
         return "No stream is running now: the next one does it"
     run = target.stream_run

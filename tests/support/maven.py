@@ -18,7 +18,7 @@ from tests.support.packages import cache_folder, locked
 
 
 @cache
-def _central() -> str:
+def _repository_address() -> str:
     """The address of Maven Central, as Ivy has it, which comes with Spark."""
     (ivy,) = Path(str(files("pyspark"))).glob("jars/ivy-*.jar")
     with zipfile.ZipFile(ivy) as jar:
@@ -50,7 +50,7 @@ def maven_jars(key: str, coordinates: Sequence[str]) -> Path:
 def _fetch(coordinate: str) -> tuple[str, bytes]:
     group, artifact, version, *classifier = coordinate.split(":")
     jar = f"{'-'.join((artifact, version, *classifier))}.jar"
-    url = f"{_central()}/{group.replace('.', '/')}/{artifact}/{version}/{jar}"
+    url = f"{_repository_address()}/{group.replace('.', '/')}/{artifact}/{version}/{jar}"
     data = _read(url)
     expected = _read(f"{url}.sha1").decode().split()[0]
     assert sha1(data, usedforsecurity=False).hexdigest() == expected, f"{url} is damaged"

@@ -58,11 +58,11 @@ def identified_schema(fields: Sequence[pa.Field], table: str, other: dict[bytes,
 
 def without_read_metadata(schema: pa.Schema) -> pa.Schema:
     """Return a schema as it is written to files."""
-    fields = [f.with_metadata(_written(f.metadata)) if f.metadata else f for f in schema]
-    return pa.schema(fields, metadata=_written(schema.metadata or {}))
+    fields = [f.with_metadata(_without_read_keys(f.metadata)) if f.metadata else f for f in schema]
+    return pa.schema(fields, metadata=_without_read_keys(schema.metadata or {}))
 
 
-def _written(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
+def _without_read_keys(metadata: dict[bytes, bytes]) -> dict[bytes, bytes]:
     return {key: value for key, value in metadata.items() if key not in _READ_KEYS}
 
 

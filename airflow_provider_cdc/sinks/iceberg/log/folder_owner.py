@@ -11,7 +11,7 @@ from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import METADATA_FOLDER, is_manifest_list
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_record, write_json_once
 
-#: The file. Programs that delete the files which no snapshot has (``remove_orphan_files``) skip names that begin so.
+#: The file. Spark's ``remove_orphan_files``, which deletes files that no snapshot uses, skips names like this one.
 OWNER_FILE = f"{METADATA_FOLDER}/_airflow-cdc-table.json"
 
 

@@ -315,7 +315,7 @@ class IcebergLog:
             )
             if owner_of(metadata.properties) is None:
                 text = f"was not created by this project, and {text}"
-                remedy = f"Choose another sink.path. If sink.adopt shall take the table over: {remedy}"
+                remedy = f"Choose another sink.path. To let sink.adopt take it over: {remedy}"
             raise NotReadyError(f"the {self.name} {text}", remedy)
 
     def _check_history(self, metadata: TableMetadata) -> None:
