@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 
 from airflow_provider_cdc.model.errors import TerminalError
-from tests.stream.test_failover import Pair, epoch, pair, servers
+from tests.stream.test_failover import Pair, epoch, kind, pair, servers
 
-__all__ = ["pair", "servers"]
+__all__ = ["kind", "pair", "servers"]
 
 
 def in_the_snapshot(pair: Pair) -> None:
