@@ -26,7 +26,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start bench-hash jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-groups: setup ## Time a snapshot whose tasks read one chunk group each, an
 
 bench-start: setup ## Time the start of a chunk group's driver until its first row: cold, warm, warmed up (CDC_BENCH_ROUNDS=n)
 	@$(BIN)/python -m bench.start
+
+bench-hash: setup ## Time hashing the values of a column beside the standard library (CDC_BENCH_VALUES=n, CDC_BENCH_ROUNDS=n)
+	@$(BIN)/python -m bench.hash
 
 jvm: setup
 	@$(BIN)/python -m tests.support.jvm

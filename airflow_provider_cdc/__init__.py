@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
     from airflow_provider_cdc.airflow.sensors.cdc import CdcSnapshotSensor
     from airflow_provider_cdc.airflow.task_group import cdc_pipeline
-    from airflow_provider_cdc.config import Pipeline, Sink, Snapshot, Source, Spark, State, Stream
+    from airflow_provider_cdc.config import Pipeline, Sink, Snapshot, Source, Spark, State, Stream, Transforms
 
 __version__ = "0.1.0"
 
 #: The module of each public name. Modules are imported on first use, because Airflow parses DAG files frequently.
 _HOMES = {
-    "config": ("Pipeline", "Source", "Snapshot", "Stream", "Sink", "State", "Spark", "Alerts"),
+    "config": ("Pipeline", "Source", "Snapshot", "Stream", "Sink", "State", "Spark", "Alerts", "Transforms"),
     "airflow.operators.cdc": (
         "CdcPreflightOperator",
         "CdcPlanChunksOperator",
@@ -59,6 +59,7 @@ __all__ = [
     "Spark",
     "State",
     "Stream",
+    "Transforms",
     "cdc_asset",
     "cdc_assets",
     "cdc_pipeline",

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from airflow_provider_cdc.airflow.operators.base import make_run_context
 from airflow_provider_cdc.config.catalog_settings import catalog_settings, table_identifier
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
+from airflow_provider_cdc.model.column_policy import KEEP
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.model.plan import Plan
@@ -91,10 +92,12 @@ def _copy_dataset(run_context: RunContext, table: TableSchema) -> Any:
     from airflow.providers.common.compat.openlineage import facet
 
     namespace, name = source_dataset_name(run_context, table)
-    identity_transformation = {"transformationDescription": "", "transformationType": "IDENTITY"}
+    actions = {policy.column: policy.action for policy in table.policies if policy.action != KEEP}
     fields = {
-        column.name: facet.Fields(
-            inputFields=[facet.InputField(namespace=namespace, name=name, field=column.name)], **identity_transformation
+        table.copy_name(column.name): facet.Fields(
+            inputFields=[facet.InputField(namespace=namespace, name=name, field=column.name)],
+            transformationDescription=actions.get(column.name, ""),
+            transformationType="MASKED" if column.name in actions else "IDENTITY",
         )
         for column in table.copied_columns
     }

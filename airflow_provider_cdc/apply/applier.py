@@ -377,11 +377,12 @@ class Applier:
         def decide(markers: Markers) -> Upsert | None:
             marker = markers.get(self._marker)
             unapplied = changes if marker is None else changes_after(changes, marker)
-            final_changes = last_changes(unapplied, table.key)
+            final_changes = last_changes(unapplied, table.copy.key)
             if marker is None or marker < newest:  # still in handover; afterwards no key needs to be looked up
                 with closing(connect(self._context.connect_args)) as connection:
+                    keys = table.source_keys(final_changes)
                     final_changes = changes_after_snapshot(
-                        connection, table, coverage.chunks, coverage.high_watermarks, start, final_changes
+                        connection, table, coverage.chunks, coverage.high_watermarks, start, final_changes, keys
                     )
             return Upsert(final_changes) if final_changes.num_rows else None
 
@@ -395,7 +396,7 @@ class Applier:
         def decide(markers: Markers) -> MultisetChange | None:
             applied_seq = max(covered, markers.get(self._marker) or 0)
             since = emptied if emptied is not None and emptied > applied_seq else 0
-            change = net_change(changes_after(changes, applied_seq), [c.name for c in table.copied_columns])
+            change = net_change(changes_after(changes, applied_seq), [c.name for c in table.copy.copied_columns])
             return MultisetChange(change, since) if change or since else None
 
         with explain_missing_rows(table, self.timeline):

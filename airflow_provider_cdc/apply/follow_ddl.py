@@ -21,11 +21,13 @@ from airflow_provider_cdc.ddl.column_names import column_name_problem
 from airflow_provider_cdc.ddl.drop_statements import drops_table
 from airflow_provider_cdc.ddl.schema_policy import check_reused_names, describe_change
 from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.column_policy import KEEP, ColumnPolicy
 from airflow_provider_cdc.model.errors import (
     CdcError,
     DdlError,
     FencedError,
     NotFollowedError,
+    NotReadyError,
     TerminalError,
     TransientError,
 )
@@ -191,7 +193,7 @@ def _pending_definitions(context: RunContext, plan: Plan, index: int) -> list[tu
 
 def _sink_columns(table: TableSchema) -> tuple[object, ...]:
     """Return the part of a definition that determines the columns of the sink table."""
-    return table.sink_schema, table.comments, [column.column_type for column in table.sink_columns]
+    return table.sink_schema, table.copy.comments, [column.column_type for column in table.sink_columns]
 
 
 def _read_ddl_transaction(context: RunContext, plan: Plan, applier: Applier, *, yield_ddl: bool) -> Transaction:
@@ -313,11 +315,47 @@ def adapt_alteration(context: RunContext, before: TableSchema, change: Alteratio
         if name in before.excluded or not context.pipeline.copies_column(table.database, table.name, new_name):
             raise DdlNotFollowed(f"it renames column {name} to {new_name}, and one of them is not copied")
     table = table.replace(excluded=tuple(c.name for c in table.columns if c.name in left_out))
+    table = _adapt_rules(context, before, table, change)
     table = context.schema_policy.decide_definition(before, table)
     check_reused_names(before, table, (*change.added, *renamed.values()), by_name=not _follows_in_place(context))
     if reason := column_name_problem(table):
         raise DdlNotFollowed(reason[0])
-    return replace(change, definition=table, columns=change.columns.copied_by(table))
+    return replace(change, definition=table, columns=change.columns.in_copy(before, table))
+
+
+def _adapt_rules(context: RunContext, before: TableSchema, table: TableSchema, change: Alteration) -> TableSchema:
+    """Return a changed definition with the policies of its columns.
+
+    :raises DdlNotFollowed: if a policy or the condition does not fit it any more.
+    """
+    columns, renamed = {column.name: column for column in table.columns}, dict(change.columns.renamed)
+    old_names = {new_name: name for name, new_name in renamed.items()}
+    for name in before.condition_columns:
+        old, new = next(c for c in before.columns if c.name == name), columns.get(name)
+        if name in renamed or new is None or new.replace(nullable=old.nullable) != old:
+            raise DdlNotFollowed(f"it changes column {name}, which the condition in transforms.where reads")
+    policies, old_policies = list[ColumnPolicy](), {policy.column: policy for policy in before.policies}
+    for column in table.copied_columns:
+        try:
+            policy = context.copy_rules.policy_of(table, column)
+        except NotReadyError as error:
+            raise DdlNotFollowed(error.message) from None
+        if column.name not in change.added:
+            old_policy = old_policies.get(old_names.get(column.name, column.name))
+            old_policy = None if old_policy is None else old_policy.replace(column=column.name)
+            if column.name in old_names and old_policy != policy:
+                raise DdlNotFollowed(
+                    f"it renames column {old_names[column.name]} to {column.name}, and transforms.columns has another "
+                    "policy for that"
+                )
+            policy = old_policy  # if the settings have changed, the next stream reads the table again
+        if policy is not None:
+            policies.append(policy)
+            if policy.action != KEEP and column.name in dict(change.columns.defaults):
+                raise DdlNotFollowed(
+                    f"new column {column.name} has a default, and transforms.columns changes its values"
+                )
+    return table.replace(policies=tuple(policies))
 
 
 def _statement_type(query: QueryEvent) -> str:

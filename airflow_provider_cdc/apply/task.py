@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, cou
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_record
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.apply.batch_planner import BatchPlanner
@@ -39,7 +40,7 @@ _PLAN_CACHE: dict[tuple[str, str, int, int], Plan] = {}
 
 @dataclass(frozen=True)
 class StreamJob:
-    """Everything that the stream's source and tasks need. Travels in a closure that contains the password.
+    """Everything that the stream's source and tasks need. Travels in a closure that contains password and hash key.
 
     :param connect_args: pymysql.connect keyword arguments.
     :param planner_replica: (server id, replica uuid) of the planner.
@@ -59,6 +60,7 @@ class StreamJob:
     :param only_table: index of the only table whose changes are wanted; ``None`` for all tables.
     :param plan_file: name of the plan file of a whole-table re-snapshot, whose binlog range no planner has walked.
         ``None`` for the pipeline's own plan.
+    :param hash_key: secret key of hashed columns; ``None`` if the pipeline hashes none.
     """
 
     connect_args: dict[str, Any]
@@ -78,6 +80,7 @@ class StreamJob:
     follows_ddl: bool = False
     only_table: int | None = None
     plan_file: str | None = None
+    hash_key: bytes | None = field(default=None, repr=False)
 
     def load_plan(self) -> Plan:
         """Return the plan that this section uses. A process reads it from the sink once."""
@@ -177,11 +180,15 @@ class StreamJob:
         indirect_writes = (
             IndirectWrites if self.plan_file is None else partial(_find_indirect_writes, self.connect_args, tables)
         )
+        transforms = {definition.id: RowTransform(definition, self.hash_key) for definition in newest_definitions}
+        # Of a deleted row that stays, the last image that satisfied the condition is needed.
+        with_before_images = any(t.condition is not None and t.full_before_images for t in newest_definitions)
         binlog = BinlogReader(
             source.open,
             tables,
             self.timeline,
             text_decoders,
+            with_before_images=with_before_images,
             with_gtids=bool(applied_gtids),
             indirect_writes=indirect_writes,
         )
@@ -199,7 +206,10 @@ class StreamJob:
             ):
                 if isinstance(change, RowChanges):
                     self._check_definition(tables, change)
-                    outputs.for_table(change.table).add(change.batch)
+                    transform, changes = transforms[change.table.id], pa.Table.from_batches([change.batch])
+                    outputs.for_table(change.table).add(
+                        transform.changes(changes, with_before_images=with_before_images)
+                    )
                 elif isinstance(change, Truncation):
                     outputs.empty(tables[change.table].newest, change.seq, change.commit_us)
         outputs.close()
@@ -295,11 +305,12 @@ class _TableOutput:
         self.truncated, self.keeps_rows = truncated, keeps_rows
         self.rows = 0
 
-    def add(self, changes: pa.RecordBatch) -> None:
+    def add(self, changes: pa.Table) -> None:
         """Write changes."""
         self.rows += changes.num_rows
         with name_table_in_errors(self._table):
-            self._writer.add(changes)
+            for batch in changes.to_batches():
+                self._writer.add(batch)
 
     def empty(self, truncated: tuple[int, int]) -> None:
         """Note that the table is truncated here: discard the changes before."""

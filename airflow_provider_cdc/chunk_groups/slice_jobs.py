@@ -44,6 +44,7 @@ def make_snapshot_job(
         timeline=timeline.newest_segment,
         resume_point=resume_point,
         resnapshot_number=resnapshot_number,
+        hash_key=context.hash_key,
     )
 
 

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.config.load_limits import LoadLimits
@@ -33,6 +33,7 @@ from airflow_provider_cdc.sinks.protocol import PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 class SnapshotJob:
     """Everything that tasks need to read slices of one attempt at a group.
 
-    It travels in a closure that contains the password. Spark writes large closures to disk, so it must stay small: the
-    tasks read table definitions and chunks from the group's part of the plan in the sink.
+    It travels in a closure that contains password and hash key. Spark writes large closures to disk, so it must stay
+    small: the tasks read table definitions and chunks from the group's part of the plan in the sink.
 
     :param connect_args: pymysql.connect keyword arguments.
     :param replica_ids: for each worker, (server id, replica uuid) of each copy of its task that may run at the same
@@ -62,6 +63,7 @@ class SnapshotJob:
     :param timeline: numbers the transactions of the server that is read: only the newest segment.
     :param resume_point: the resume point before the read began: changes that the files lack come after it.
     :param resnapshot_number: number of the read, if this is a re-snapshot; else 0.
+    :param hash_key: secret key of hashed columns; ``None`` if the pipeline hashes none.
     """
 
     connect_args: dict[str, Any]
@@ -78,6 +80,7 @@ class SnapshotJob:
     timeline: Timeline
     resume_point: Offset
     resnapshot_number: int
+    hash_key: bytes | None = field(default=None, repr=False)
 
     def read_slices(self, worker: int, task_copy: int = 0) -> Iterator[dict[str, Any]]:
         """Read a worker's share of the slices, one after the other, except those that another copy has finished.
@@ -193,11 +196,13 @@ class _SliceReader:
 
     def _read_chunk(self, table: TableSchema, chunk: Chunk, chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
         count, started = 0, time.monotonic()
+        transform = RowTransform(table, self._job.hash_key)
         parts = self._read_chunk_parts(self._window_reader_for(chunk.table), table, chunk, self._watermarks)
         with closing(parts):
             for part in parts:
                 self._throttle.record_chunk(started, part.rows.num_rows, part.rows.nbytes)
-                count += part.rows.num_rows
+                rows = transform.rows(part.rows)
+                count += rows.num_rows
                 entry = {
                     "no": chunk.number,
                     "lw": part.low.to_json(),
@@ -206,8 +211,9 @@ class _SliceReader:
                     "corrected": part.corrected,
                     "seconds": round(part.seconds, 4),
                 }
-                yield part.rows
-                del part  # free the memory while the next part is read
+                del part  # free the memory before the rows are written
+                yield rows
+                del rows
                 if not table.key:
                     self._throttle.wait_for_rates(self._raise_if_stopped)
                 started = time.monotonic()

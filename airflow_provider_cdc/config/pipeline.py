@@ -34,6 +34,7 @@ from airflow_provider_cdc.config.sections import (
 )
 from airflow_provider_cdc.config.sink_section import KEEP, Sink
 from airflow_provider_cdc.config.strict_yaml import parse_yaml
+from airflow_provider_cdc.config.transforms import Transforms
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.start_mode import SNAPSHOT
@@ -45,7 +46,7 @@ _FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
 _UUID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
 
 _SECTIONS: dict[str, type[Any]] = {
-    section.__name__.lower(): section for section in (Source, Snapshot, Stream, Sink, State, Spark, Alerts)
+    section.__name__.lower(): section for section in (Source, Transforms, Snapshot, Stream, Sink, State, Spark, Alerts)
 }
 
 
@@ -59,6 +60,7 @@ class Pipeline:
 
     name: str
     source: Source
+    transforms: Transforms = field(default_factory=Transforms)
     snapshot: Snapshot = field(default_factory=Snapshot)
     stream: Stream = field(default_factory=Stream)
     sink: Sink
@@ -159,7 +161,12 @@ class Pipeline:
         return matches_any(source.tables, database, table) and not matches_any(source.exclude, database, table)
 
     def copies_column(self, database: str, table: str, column: str) -> bool:
-        """Return whether the patterns select a column of a captured table; key columns are copied in any case."""
+        """Return whether the patterns select a column of a captured table; key columns are copied in any case.
+
+        :raises NotReadyError: if the patterns of two different policies match the column.
+        """
+        if self.transforms.excludes(database, table, column):
+            return False
         included, excluded = self.source.include_columns, self.source.exclude_columns
         if included:
             return matches_any(included, database, table, column)

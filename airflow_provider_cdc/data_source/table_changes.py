@@ -76,7 +76,9 @@ class TableChanges:
                 raise NotReadyError(
                     f"there is no table {database}.{name}", "Check the option `table` and the user's grants"
                 )
-            table = read_schema(connection, *listed_tables[0], keeps=lambda *column: column[-1] not in exclude)
+            table = read_schema(
+                connection, *listed_tables[0], lambda table: table.select_columns(lambda name: name not in exclude)
+            )
         if unknown := sorted(set(exclude) - set(table.excluded)):
             raise NotReadyError(
                 f"column {unknown[0]} of {table.label} cannot be excluded",
@@ -92,7 +94,7 @@ class TableChanges:
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the changes."""
-        return pa.schema([*self.table.arrow_schema, *_META_FIELDS])
+        return pa.schema([*self.table.column_schema, *_META_FIELDS])
 
     def binlog_source(self, args: dict[str, Any], server: str | None, slot: int) -> BinlogSource:
         """Return the binlog for one reader.
@@ -158,7 +160,7 @@ class _BatchFormatter:
     def format_truncation(self, truncation: Truncation) -> pa.RecordBatch:
         """Return the row of a TRUNCATE or CREATE TABLE: the operation ``t``, and NULL in all columns of the table."""
         values = {SEQ_COLUMN: truncation.seq, OP_COLUMN: "t", TS_COLUMN: truncation.commit_us}
-        schema = self._table.sink_schema
+        schema = self._table.row_schema
         arrays = [
             pa.array([values.get(f.name)], pa.int64() if f.name == TS_COLUMN else f.type).cast(f.type) for f in schema
         ]
@@ -178,7 +180,7 @@ class _BatchFormatter:
         self._last_seq, self._last_row_count = int(seqs[-1]), int(numbers[-1]) + 1
         files = [self._timeline.position(int(seq)).file for seq in unique_seqs]
         names = [gtids.get(int(seq)) or None for seq in unique_seqs]
-        columns = [batch[name] for name in self._table.arrow_schema.names]
+        columns = [batch[name] for name in self._table.column_schema.names]
         columns += [batch[OP_COLUMN], batch[TS_COLUMN]]
         columns += [pa.array(values, pa.string()).take(pa.array(seq_indexes)) for values in (names, files)]
         columns += [pa.array(seqs & ((1 << POSITION_BITS) - 1)), pa.array(numbers, pa.int64())]

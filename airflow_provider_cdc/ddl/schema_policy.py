@@ -87,9 +87,13 @@ class SchemaPolicy:
         if not is_requested:
             self._check_types(before, decided)
         source_names, copied = (
-            {c.name.lower() for c in columns} for columns in (decided.columns, decided.copied_columns)
+            {c.name.lower() for c in columns} for columns in (decided.columns, decided.copy.copied_columns)
         )
-        missing_columns = [c for c in before.copied_columns if c.name.lower() not in source_names]
+        missing_columns = [
+            copy
+            for column, copy in zip(before.copied_columns, before.copy.copied_columns, strict=True)
+            if column.name.lower() not in source_names
+        ]
         if self.drops_removed_columns:
             retained = [] if overwrites_rows else [*before.retained]
         else:
@@ -109,7 +113,7 @@ class SchemaPolicy:
 
     def _check_types(self, before: TableSchema, after: TableSchema) -> None:
         old = {column.name.lower(): column for column in before.sink_columns}
-        for column in after.copied_columns:
+        for column in after.copy.copied_columns:
             was = old.get(column.name.lower())
             if was is None or was.arrow_type == column.arrow_type or self.allowed_types == "all":
                 continue
@@ -138,7 +142,7 @@ def describe_change(before: TableSchema, after: TableSchema, changes: ColumnChan
         "renamed": [f"{name} to {new_name}" for name, new_name in renamed.items()],
         "new columns": [
             f"{c.name} (not NULL in existing rows)" if c.name in defaults else c.name
-            for c in after.copied_columns
+            for c in after.copy.copied_columns
             if c.name not in old and c.name not in renamed.values()
         ],
         "left out": [name for name in after.excluded if name not in known],
@@ -165,5 +169,5 @@ def check_reused_names(
     former_names = {*(name.lower() for name in removed), *(column.name.lower() for column in before.retained)}
     copied = {column.name for column in definition.copied_columns}
     for name in added:
-        if name in copied and name.lower() in former_names:
+        if name in copied and definition.copy_name(name).lower() in former_names:
             raise DdlNotFollowed(f"the copy had a column {name} before, and its files still have the old values")

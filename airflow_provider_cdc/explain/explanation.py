@@ -144,19 +144,23 @@ class RowSide:
     :param rows: the row; empty if there is no such row. A wrong copy may have it more than once.
     :param unknown_reason: why it is not known; empty if it is.
     :param written_by: for the copy: the operation that wrote the row, and the position at which its transaction ends.
+    :param is_left_out: for the source: whether it has the row, and ``transforms.where`` leaves it out of the copy.
     """
 
     at: Position | None = None
     rows: tuple[RowValues, ...] = ()
     unknown_reason: str = ""
     written_by: tuple[str, Position] | None = None
+    is_left_out: bool = False
 
     def lines(self) -> Iterator[str]:
         """Yield human-readable lines."""
         if self.unknown_reason:
             yield f"unknown: {self.unknown_reason}"
             return
-        yield ("has no such row" if not self.rows else "has it") + (f", as of {self.at}" if self.at else "")
+        state = "has no such row" if not self.rows else "has it"
+        state = "has it, and transforms.where leaves it out of the copy" if self.is_left_out else state
+        yield state + (f", as of {self.at}" if self.at else "")
         if self.written_by is not None and self.written_by[0] == OPERATION_NAMES["r"]:
             yield f"as read from the source, as of {self.written_by[1]}"
         elif self.written_by is not None:
@@ -167,7 +171,12 @@ class RowSide:
         """Return a plain JSON value."""
         written = None if self.written_by is None else {"operation": self.written_by[0], "at": str(self.written_by[1])}
         rows = [row_to_json(row) for row in self.rows]
-        return {"at": _position_text(self.at), "rows": rows, "unknown": self.unknown_reason or None, "written": written}
+        return {
+            "at": _position_text(self.at),
+            "rows": rows,
+            "unknown": self.unknown_reason or None,
+            "written": written,
+        } | ({"left_out": True} if self.is_left_out else {})
 
 
 @dataclass(frozen=True)

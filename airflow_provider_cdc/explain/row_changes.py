@@ -68,7 +68,7 @@ class RowChangeReader:
     @property
     def schema(self) -> pa.Schema:
         """Schema of the changes."""
-        return self.definitions.newest.sink_schema
+        return self.definitions.newest.row_schema
 
     def read(
         self, low: Position, high: Position, binlog_begun: Mapping[str, int] | None = None

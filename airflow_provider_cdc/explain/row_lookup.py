@@ -74,9 +74,8 @@ class RowLookup:
         listed = find_tables(self.connection, lambda *name: name == self.table.id)
         if not listed:
             return RowSide(unknown_reason="the source no longer has this table"), None, None
-        left_out = self.table.excluded
         try:
-            current = read_schema(self.connection, *listed[0], keeps=lambda *name: name[-1] not in left_out)
+            current = read_schema(self.connection, *listed[0], lambda current: current.with_rules_of(self.table))
         except NotReadyError as error:
             return RowSide(unknown_reason=error.message), None, None
         current = current.with_zero_dates(self.context.pipeline.source.zero_dates)
@@ -93,7 +92,13 @@ class RowLookup:
                 chunk_read = read_chunk(log, current, self.key_chunk, take_watermark)
             except CdcError as error:  # no watermark, or an unsupported value: the rest can still be explained
                 return RowSide(unknown_reason=f"{error.message}. {error.remedy}"), None, current
-        return RowSide(chunk_read.high, rows_without_meta_columns(chunk_read.rows, current)), chunk_read.rows, current
+        try:
+            rows = self.context.row_transform(current).rows(chunk_read.rows)
+        except CdcError as error:  # the condition or a policy does not fit the new definition
+            return RowSide(unknown_reason=f"{error.message}. {error.remedy}"), None, current
+        is_left_out = chunk_read.rows.num_rows > rows.num_rows
+        side = RowSide(chunk_read.high, rows_without_meta_columns(rows, current), is_left_out=is_left_out)
+        return side, rows, current
 
     def find_in_copy(self, portions: Sequence[ScanTask], source_row: pa.Table | None) -> pa.Table:
         """Return the row in the copy: no row, one, or, if the copy is wrong, several.
@@ -106,7 +111,7 @@ class RowLookup:
             for portion in portions:
                 if keys := self._find_matching_keys(portion, is_match):
                     for rows in portion.read_rows(copy_rows.column_names):
-                        matching = rows.filter(mask_changed_keys(rows, pa.concat_tables(keys), self.table.key))
+                        matching = rows.filter(mask_changed_keys(rows, pa.concat_tables(keys), self.table.copy.key))
                         copy_rows = pa.concat_tables([copy_rows, matching])
             if copy_rows.num_rows:
                 break
@@ -115,7 +120,7 @@ class RowLookup:
     def _find_matching_keys(self, portion: ScanTask, is_match: RowMask) -> list[pa.Table]:
         """Return the keys in a portion that match."""
         matching_keys = []
-        for rows in portion.read_rows(list(self.table.key)):
+        for rows in portion.read_rows(list(self.table.copy.key)):
             matching = rows.filter(is_match(rows)) if rows.num_rows else rows
             if matching.num_rows:
                 matching_keys.append(matching)
@@ -125,26 +130,25 @@ class RowLookup:
         """Yield how to search the copy: first for the source's spelling of the key (or the requested one), then for
         all keys that the server considers equal, which is slower.
         """
-        if self.table.integer_key_column is None:
-            keys = (
-                self._requested_key()
-                if source_row is None or not source_row.num_rows
-                else source_row.select(list(self.table.key))
-            )
+        table, copy_key = self.table, self.table.copy.key
+        if table.integer_key_column is None or table.has_hashed_key:
+            keys = self._requested_key() if source_row is None or not source_row.num_rows else source_row
             if keys is not None:
-                yield lambda rows: mask_changed_keys(rows, keys, self.table.key)
-        yield self.is_this_row
+                keys = keys.select(list(copy_key))
+                yield lambda rows: mask_changed_keys(rows, keys, copy_key)
+        if not table.has_hashed_key:
+            yield lambda rows: self.is_this_row(table.source_keys(rows))
 
     def _requested_key(self) -> pa.Table | None:
-        """Return the key as the user gave it; ``None`` for types that only the server can convert."""
+        """Return the key that the user gave, as the copy has it; ``None`` for types that only the server converts."""
         columns = {}
         for column, value in zip(self.table.key_columns, self.key, strict=True):
             if column.data_type in TEXT_TYPES:
                 value = bytes.fromhex(str(value)).decode()
-            elif column.data_type not in INTEGER_TYPES or column.arrow_type not in (pa.int32(), pa.int64()):
+            elif column.data_type not in INTEGER_TYPES:
                 return None
             columns[column.name] = pa.array([value], column.arrow_type)
-        return pa.table(columns)
+        return self.context.row_transform(self.table).copy_keys(pa.table(columns))
 
 
 def rows_without_meta_columns(rows: pa.Table, table: TableSchema) -> tuple[Mapping[str, Any], ...]:

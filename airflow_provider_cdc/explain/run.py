@@ -216,7 +216,7 @@ class _RowExplainer:
                 if segment.altered_at is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")
                 count += segment.change_count
-                latest.extend(_latest_changes(segment, self.table))
+                latest.extend(self._latest_changes(segment, definitions.newest))
         except (_UnknownError, CdcError) as error:
             return ChangeSummary(unknown_reason=_error_text(error))
         return ChangeSummary(count, tuple(latest))
@@ -241,7 +241,7 @@ class _RowExplainer:
                 for segment in change_reader.read(low, high):
                     if segment.altered_at is not None:
                         last_change, altered_at = None, segment.altered_at
-                    if row_changes := _latest_changes(segment, change_reader.definitions.newest):
+                    if row_changes := self._latest_changes(segment, change_reader.definitions.newest):
                         last_change = row_changes[-1]
             except CdcError as error:
                 end_reason = error.message
@@ -318,35 +318,42 @@ class _RowExplainer:
                 limit = f"more than {MAX_SEARCHED_BYTES >> 30} GiB of the binlog follows"
                 raise _UnknownError(f"the copy is at {low}, and {limit}")
             count, change_reader = 0, self._change_reader(self._extended_definitions(self.plan, self.timeline))
+            transform, copy_key = self.context.row_transform(self.table), self.table.copy.key
             for segment in change_reader.read(low, high):
                 if segment.altered_at is not None:
                     raise _UnknownError(f"the table was altered at {segment.altered_at}")
                 if segment.truncation is not None and not keeps_deleted:
                     rows = rows.slice(0, 0)
-                rows = apply_changes(rows, segment.changes, self.table.key, keeps_deleted=keeps_deleted)
+                changes = transform.changes(segment.changes)
+                rows = apply_changes(rows, changes, copy_key, keeps_deleted=keeps_deleted)
                 count += segment.change_count
         except CdcError as error:
             raise _UnknownError(error.message) from error
         return rows, count
 
+    def _latest_changes(self, segment: RowChangeSegment, table: TableSchema) -> list[RowChange]:
+        """Return the last changes of the row in a segment, with the values that the copy has of them.
 
-def _latest_changes(segment: RowChangeSegment, table: TableSchema) -> list[RowChange]:
-    """Return the last changes of the row in a segment."""
-    changes = []
-    tail = segment.changes.slice(max(0, segment.changes.num_rows - MAX_SHOWN_CHANGES))
-    for row, image in zip(
-        tail.select([SEQ_COLUMN, OP_COLUMN, TS_COLUMN]).to_pylist(), rows_without_meta_columns(tail, table), strict=True
-    ):
-        time = row[TS_COLUMN].isoformat(timespec="seconds")
-        gtid = segment.gtids.get(row[SEQ_COLUMN], "")
-        changes.append(
-            RowChange(segment.position_of(row[SEQ_COLUMN]), OPERATION_NAMES[row[OP_COLUMN]], time, gtid, image)
-        )
-    if segment.truncation is not None:
-        seq, microseconds = segment.truncation
-        time = datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="seconds")
-        changes.append(RowChange(segment.position_of(seq), OPERATION_NAMES["t"], time, segment.gtids.get(seq, "")))
-    return changes
+        :param table: the definition of the changes.
+        """
+        changes = []
+        tail = segment.changes.slice(max(0, segment.changes.num_rows - MAX_SHOWN_CHANGES))
+        tail = self.context.row_transform(table).convert_columns(tail)
+        for row, image in zip(
+            tail.select([SEQ_COLUMN, OP_COLUMN, TS_COLUMN]).to_pylist(),
+            rows_without_meta_columns(tail, table),
+            strict=True,
+        ):
+            time = row[TS_COLUMN].isoformat(timespec="seconds")
+            gtid = segment.gtids.get(row[SEQ_COLUMN], "")
+            changes.append(
+                RowChange(segment.position_of(row[SEQ_COLUMN]), OPERATION_NAMES[row[OP_COLUMN]], time, gtid, image)
+            )
+        if segment.truncation is not None:
+            seq, microseconds = segment.truncation
+            time = datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="seconds")
+            changes.append(RowChange(segment.position_of(seq), OPERATION_NAMES["t"], time, segment.gtids.get(seq, "")))
+        return changes
 
 
 def _error_text(error: Exception) -> str:

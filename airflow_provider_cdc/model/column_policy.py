@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol, Self, TypeVar
+
 from airflow_provider_cdc.model.json_record import JsonRecord
 
 #: What a policy does with values: ``KEEP`` copies them, perhaps under another name.
 KEEP, HASH, MASK, TRUNCATE, NULL = ACTIONS = ("keep", "hash", "mask", "truncate", "null")
+#: The word of the configuration for a column that the copy does not have. It is no policy of a column of the copy.
+EXCLUDE = "exclude"
 #: Forms of a hash: 64 lower-case hexadecimal digits, or 32 bytes.
 HEX, BINARY = ENCODINGS = ("hex", "binary")
+HEX_DIGITS, HASH_BYTES = 64, 32
 
 
 class ColumnPolicy(JsonRecord, frozen=True):
@@ -33,3 +38,60 @@ class ColumnPolicy(JsonRecord, frozen=True):
     def copy_name(self) -> str:
         """Name of the column in the copy."""
         return self.new_name or self.column
+
+
+class _Definition(Protocol):
+    """The part of :class:`~airflow_provider_cdc.model.schema.Column` that :func:`copy_column` needs.
+
+    The module of that class may import this one, and so cannot be imported here.
+    """
+
+    @property
+    def data_type(self) -> str: ...
+    @property
+    def members(self) -> tuple[str, ...]: ...
+    def replace(self, **changes: Any) -> Self: ...
+
+
+_ColumnT = TypeVar("_ColumnT", bound=_Definition)
+
+
+def copy_column(column: _ColumnT, policy: ColumnPolicy) -> _ColumnT:
+    """Return the definition of the column in the copy.
+
+    A hash is a ``char(64)`` in ASCII or a ``binary(32)``, and may be NULL if the source may. A masked or truncated
+    column keeps its type, but ENUM and SET become ``varchar``, because the values are no members any more.
+
+    :param column: the column of the source.
+    :param policy: its policy, which the type of the column allows.
+    """
+    column = column.replace(name=policy.copy_name)
+    if policy.action == HASH:
+        is_hex = policy.encoding == HEX
+        kind, size = ("char", HEX_DIGITS) if is_hex else ("binary", HASH_BYTES)
+        return column.replace(
+            data_type=kind,
+            column_type=f"{kind}({size})",
+            length=size,
+            octets=size,
+            charset="ascii" if is_hex else None,
+            collation="ascii_bin" if is_hex else None,
+            precision=None,
+            scale=None,
+            fsp=0,
+            members=(),
+        )
+    if policy.action == NULL:
+        return column.replace(nullable=True)
+    if policy.action in (MASK, TRUNCATE) and column.data_type in ("enum", "set"):
+        lengths = [len(member) for member in column.members] or [0]
+        # All members of a SET, with commas between them.
+        longest = max(lengths) if column.data_type == "enum" else sum(lengths) + len(lengths) - 1
+        return column.replace(
+            data_type="varchar",
+            column_type=f"varchar({longest})",
+            length=longest,
+            octets=4 * longest,
+            members=(),
+        )
+    return column

@@ -118,15 +118,17 @@ class ColumnChanges(JsonRecord, frozen=True):
         """Return whether there are any."""
         return bool(self.renamed or self.defaults)
 
-    def copied_by(self, table: TableSchema) -> ColumnChanges:
-        """Return the changes of those columns that a definition copies.
+    def in_copy(self, before: TableSchema, after: TableSchema) -> ColumnChanges:
+        """Return the same changes of the copy's columns, by the names that these have there.
 
-        :param table: the definition after the statement.
+        :param before: the definition before the statement.
+        :param after: the definition after it.
         """
-        copied = {column.name for column in table.copied_columns}
+        copied = {column.name for column in after.copied_columns}
+        renamed = ((before.copy_name(old), after.copy_name(new)) for old, new in self.renamed if new in copied)
         return ColumnChanges(
-            tuple(pair for pair in self.renamed if pair[1] in copied),
-            tuple(pair for pair in self.defaults if pair[0] in copied),
+            tuple((old, new) for old, new in renamed if old != new),
+            tuple((after.copy_name(name), text) for name, text in self.defaults if name in copied),
         )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from functools import cached_property
 
 import pyarrow as pa
 
+from airflow_provider_cdc.model.column_policy import HASH, ColumnPolicy, copy_column
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.json_record import JsonRecord
 
@@ -180,7 +182,9 @@ def unknown_type_error(column: Column) -> NotReadyError:
 
 
 class TableSchema(JsonRecord, frozen=True, dict=True):
-    """A captured table. Some fields are not part of its definition, which :meth:`fingerprint` covers.
+    """A captured table, with what its copy has of it. :meth:`fingerprint` covers the fields of the definition.
+
+    :attr:`copy` describes the table in the sink in the same form.
 
     :param database: database name.
     :param name: table name.
@@ -189,6 +193,9 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
     :param key: names of the columns of the primary key (or of the NOT NULL unique key used instead), in key order;
         empty for a table without a usable key, whose rows are compared by all of their values and counted.
     :param excluded: names of the columns that the pipeline does not copy; never a key column.
+    :param policies: policies of the columns whose values or names the copy does not have as they are, in ordinal order.
+    :param condition: SQL condition that a row must satisfy to be in the copy; ``None`` if all rows are copied.
+    :param condition_columns: names of the columns that the condition reads, which may be excluded.
     :param zero_dates: how an invalid date such as 0000-00-00 is handled: ``error`` or ``null``. A setting of the
         pipeline, not part of the definition; a stored value does not count.
     :param full_before_images: whether updates and deletes must have full before images; otherwise the key suffices, if
@@ -218,6 +225,9 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
     auto_excluded: tuple[str, ...] = ()
     retained: tuple[Column, ...] = ()
     removed: tuple[str, ...] = ()
+    policies: tuple[ColumnPolicy, ...] = ()
+    condition: str | None = None
+    condition_columns: tuple[str, ...] = ()
 
     @property
     def id(self) -> tuple[str, str]:
@@ -243,18 +253,18 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
 
     @cached_property
     def copied_columns(self) -> tuple[Column, ...]:
-        """The columns that are copied, in ordinal order."""
+        """The columns that are copied, as they are in the source, in ordinal order."""
         return tuple(c for c in self.columns if c.name not in self.excluded)
 
     @cached_property
-    def sink_columns(self) -> tuple[Column, ...]:
-        """The columns of the copy: the copied ones, followed by the retained ones."""
-        return (*self.copied_columns, *self.retained)
+    def read_columns(self) -> tuple[Column, ...]:
+        """The columns that are read: those that are copied, and those that the condition needs, in ordinal order."""
+        return tuple(c for c in self.columns if c.name not in self.excluded or c.name in self.condition_columns)
 
     @cached_property
     def required_after_image(self) -> frozenset[str]:
         """Names of the columns that an after image must contain."""
-        return frozenset(c.name for c in self.copied_columns)
+        return frozenset(c.name for c in self.read_columns)
 
     @cached_property
     def required_before_image(self) -> frozenset[str]:
@@ -271,33 +281,88 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
         return self.replace(zero_dates=policy)
 
     @cached_property
-    def arrow_schema(self) -> pa.Schema:
-        """Arrow schema of the copied source columns only."""
-        return pa.schema([pa.field(c.name, c.arrow_type) for c in self.copied_columns])
+    def column_schema(self) -> pa.Schema:
+        """Arrow schema of the columns that are read."""
+        return pa.schema([pa.field(c.name, c.arrow_type) for c in self.read_columns])
 
-    def retained_nulls(self, rows: int) -> list[pa.Array]:
-        """Return NULL values for the retained columns.
+    @cached_property
+    def row_schema(self) -> pa.Schema:
+        """Arrow schema of rows and changes as they are read: the columns that are read, then those of the project."""
+        return _with_meta_fields(self.column_schema)
 
-        :param rows: number of rows.
+    def select_columns(self, copies: Callable[[str], bool]) -> TableSchema:
+        """Return the same table, of which only some columns are copied; key columns always are.
+
+        :param copies: whether a column of this name is copied.
         """
-        return [pa.nulls(rows, column.arrow_type) for column in self.retained]
+        is_excluded = (c.is_hidden or (c.name not in self.key and not copies(c.name)) for c in self.columns)
+        return self.replace(
+            excluded=tuple(c.name for c, excluded in zip(self.columns, is_excluded, strict=True) if excluded)
+        )
+
+    def with_rules_of(self, other: TableSchema) -> TableSchema:
+        """Return the same table, of which the copy has what it has of another definition of this table."""
+        table = self.select_columns(lambda name: name not in other.excluded)
+        return table.replace(
+            policies=other.policies, condition=other.condition, condition_columns=other.condition_columns
+        )
+
+    # ------------------------------------------------------------ the copy
+
+    @cached_property
+    def copy(self) -> TableSchema:
+        """The table as the sink has it: no column is excluded, no policy is left. The copy of a copy is the same."""
+        if not self.policies:
+            return self if self.condition is None else self.replace(condition=None, condition_columns=())
+        policies = {policy.column: policy for policy in self.policies}
+        names = {policy.column: policy.copy_name for policy in self.policies}
+        return self.replace(
+            columns=tuple(copy_column(c, policies[c.name]) if c.name in policies else c for c in self.copied_columns),
+            key=tuple(names.get(name, name) for name in self.key),
+            excluded=(),
+            auto_excluded=(),
+            comments=tuple((names.get(name, name), comment) for name, comment in self.comments),
+            policies=(),
+            condition=None,
+            condition_columns=(),
+        )
+
+    def copy_name(self, name: str) -> str:
+        """Return the name that a copied column has in the copy.
+
+        :param name: its name in the source.
+        """
+        return next((policy.copy_name for policy in self.policies if policy.column == name), name)
+
+    def source_keys(self, rows: pa.Table) -> pa.Table:
+        """Return the keys of rows of the copy, under the names of the source's key columns.
+
+        The keys must not be hashed.
+
+        :param rows: rows with the key columns of the copy.
+        """
+        return rows.select(list(self.copy.key)).rename_columns(list(self.key))
+
+    @property
+    def has_hashed_key(self) -> bool:
+        """Whether the copy's keys are hashes, from which no key of the source can be told."""
+        return any(policy.action == HASH and policy.column in self.key for policy in self.policies)
+
+    @cached_property
+    def sink_columns(self) -> tuple[Column, ...]:
+        """The columns of the copy, followed by those that it retains."""
+        return (*self.copy.copied_columns, *self.retained)
 
     @cached_property
     def sink_schema(self) -> pa.Schema:
         """Arrow schema of a sink table: the columns of the copy, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
-        schema = pa.schema([pa.field(c.name, c.arrow_type) for c in self.sink_columns])
-        for added in (
-            pa.field(SEQ_COLUMN, pa.int64()),
-            pa.field(OP_COLUMN, pa.string()),
-            pa.field(TS_COLUMN, pa.timestamp("us", tz="UTC")),
-        ):
-            schema = schema.append(added)
-        return schema
+        return _with_meta_fields(pa.schema([pa.field(c.name, c.arrow_type) for c in self.sink_columns]))
 
     @cached_property
     def _compared_fields(self) -> tuple[object, ...]:
         names = (self.database, self.name, self.key, self.excluded, self.key_index)
-        return (*names, self.columns, self.zero_dates, self.full_before_images)
+        rules = (self.policies, self.condition)
+        return (*names, *rules, self.columns, self.zero_dates, self.full_before_images)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TableSchema) and self._compared_fields == other._compared_fields
@@ -311,5 +376,24 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
 
     @cached_property
     def _fingerprint(self) -> str:
-        definition = TableSchema(self.database, self.name, self.columns, self.key, self.excluded).to_json()
+        definition = TableSchema(
+            self.database,
+            self.name,
+            self.columns,
+            self.key,
+            self.excluded,
+            policies=self.policies,
+            condition=self.condition,
+            condition_columns=self.condition_columns,
+        ).to_json()
         return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _with_meta_fields(schema: pa.Schema) -> pa.Schema:
+    for added in (
+        pa.field(SEQ_COLUMN, pa.int64()),
+        pa.field(OP_COLUMN, pa.string()),
+        pa.field(TS_COLUMN, pa.timestamp("us", tz="UTC")),
+    ):
+        schema = schema.append(added)
+    return schema

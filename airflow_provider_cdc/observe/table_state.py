@@ -92,7 +92,7 @@ def _describe_versions(history: DefinitionHistory) -> list[dict[str, Any]]:
         descriptions.append(
             {
                 "since": None if since is None else str(since),
-                "columns": {column.name: column.column_type for column in schema.copied_columns},
+                "columns": {column.name: column.column_type for column in schema.copy.copied_columns},
                 "key": list(schema.key),
                 "changed": describe_change(before, schema).removeprefix("; ") if before else "",
                 **({"kept": [column.name for column in schema.retained]} if schema.retained else {}),

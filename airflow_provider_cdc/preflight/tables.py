@@ -231,7 +231,7 @@ def _check_plan_changes(context: RunContext, matched: list[tuple[str, str, str]]
                 "Exclude it in source.exclude if it is not to be copied",
             )
     reaction = "re-snapshots the table" if context.pipeline.stream.on_table_error == SUSPEND else "stops there"
-    for reason in context.find_changed_columns(plan).values():
+    for reason in context.find_changed_rules(plan).values():
         yield CheckResult(
             "warning",
             f"{reason}: the next run of the stream {reaction}",
@@ -242,7 +242,7 @@ def _check_plan_changes(context: RunContext, matched: list[tuple[str, str, str]]
 def _check_table(
     context: RunContext, connection: Connection[Any], database: str, table: str, engine: str
 ) -> Iterator[CheckResult]:
-    schema: TableSchema = read_schema(connection, database, table, engine, context.pipeline.copies_column)
+    schema: TableSchema = read_schema(connection, database, table, engine, context.copy_rules.apply)
     context.pipeline.sink.delete_policy.mode_of(schema)
     with suppress(OSError):  # a sink that cannot be read is reported by another check
         if (target := context.sink.table(schema)).exists():

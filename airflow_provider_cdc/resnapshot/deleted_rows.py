@@ -21,7 +21,20 @@ def keeps_deleted_rows(context: RunContext, plan: Plan, index: int, schema: Tabl
     before = plan.tables[index]
     if should_empty_copy(context, plan, plan.suspension_of(index)):
         return False
-    return why_not_retainable(before.sink_schema, before.key, schema.sink_schema, schema.key) is None
+    if _why_rules_forbid(before, schema) is not None:
+        return False
+    return why_not_retainable(before.sink_schema, before.copy.key, schema.sink_schema, schema.copy.key) is None
+
+
+def _why_rules_forbid(before: TableSchema, schema: TableSchema) -> str | None:
+    """Return why rows that were copied under other rules may not stay: they may have values that are masked now."""
+    if before.condition != schema.condition:
+        return "transforms.where has another condition than the rows were copied with"
+    old, new = ({policy.column: policy for policy in table.policies} for table in (before, schema))
+    for column in before.copied_columns:
+        if old.get(column.name) != new.get(column.name):
+            return f"transforms.columns has another policy for {column.name} than the rows were copied with"
+    return None
 
 
 def loss_error(
@@ -35,7 +48,7 @@ def loss_error(
     before, target = plan.tables[index], context.sink.table(schema)
     if (
         should_empty_copy(context, plan, plan.suspension_of(index))
-        or (loss := target.overwrite_loss(before, slices)) is None
+        or (loss := target.overwrite_loss(before, slices, reason=_why_rules_forbid(before, schema))) is None
     ):
         return None
     return NotReadyError(

@@ -55,7 +55,7 @@ def find_new_tables(context: RunContext, plan: Plan) -> Iterator[TableSchema | N
                 continue
             try:
                 _check_not_migration_table(context, database, name, existing)
-                schema = read_schema(connection, database, name, engine, context.pipeline.copies_column)
+                schema = read_schema(connection, database, name, engine, context.copy_rules.apply)
                 _check_addable(context, [*known, schema.id], schema)
             except NotReadyError as error:
                 error.table = f"{database}.{name}"

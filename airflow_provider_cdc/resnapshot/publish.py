@@ -148,7 +148,7 @@ def _commit_rows(
         def is_owned(keys: pa.Table) -> pa.Array:
             if not table.key:  # one group has the whole table
                 return pa.repeat(True, keys.num_rows)
-            return mask_owned_rows(connection, table, chunks, keys)
+            return mask_owned_rows(connection, table, chunks, table.source_keys(keys))
 
         file_group = None if staged.scope == RANGES else (group.plan.generation, group.number)
         change = OverwriteRange(files, file_group, is_owned, span)

@@ -239,7 +239,7 @@ def _stage_chunks(
             plan.tables[index],
             index,
             timeline.server,
-            keeps=context.pipeline.copies_column,
+            apply_rules=context.copy_rules.apply,
             cut_chunks=cut_chunks,
             open_at=context.binlog_opener(slots.PLAN),
         )

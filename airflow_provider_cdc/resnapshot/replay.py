@@ -66,7 +66,7 @@ class BinlogReplay:
                 return self._replay_keyless(file, high_seq, changes, emptied)
         chunk_numbers = [[chunk["no"] for chunk in entry["chunks"]] for entry in entries]
         # Reduce to the last change of each key first; then drop what was read already.
-        return self._replay_keyed(files, chunk_numbers, high_seqs, last_changes(changes, table.key), emptied)
+        return self._replay_keyed(files, chunk_numbers, high_seqs, last_changes(changes, table.copy.key), emptied)
 
     def _replay_keyed(
         self,
@@ -88,7 +88,9 @@ class BinlogReplay:
         group, table = self.group, self.group.plan.tables[self.index]
         chunks = [chunk for chunk in group.plan.chunks if chunk.group == group.number and chunk.table == self.index]
         with closing(connect(group.context.connect_args)) as connection:
-            owners = np.array(find_owning_chunks(connection, table, chunks, keys_of(table, changes)), np.int64)
+            owners = np.array(
+                find_owning_chunks(connection, table, chunks, keys_of(table, table.source_keys(changes))), np.int64
+            )
         # Index -1 is for the keys outside all chunks.
         owner_numbers = np.array([*(chunk.number for chunk in chunks), -1], np.int64)[owners]
         start_seq = self.job.timeline.seq(self.staged.start.at)
@@ -99,19 +101,21 @@ class BinlogReplay:
             newer_changes = changes.filter(pa.array(is_newer & np.isin(owner_numbers, numbers)))
             if newer_changes.num_rows or any(high_seqs[number] < emptied for number in numbers):
                 rows = pa.concat_tables([table.sink_schema.empty_table(), *self.target.read_staged(file)])
-                rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ_COLUMN], emptied)), newer_changes, table.key)
+                rows = apply_changes(
+                    rows.filter(pc.greater_equal(rows[SEQ_COLUMN], emptied)), newer_changes, table.copy.key
+                )
                 file = self._stage_rows([rows])
             replayed.append(file)
         if self.staged.scope != TABLE:
             return replayed
         outside = changes.filter(pa.array(is_newer & (owners < 0)))
-        added = apply_changes(table.sink_schema.empty_table(), outside, table.key)
+        added = apply_changes(table.sink_schema.empty_table(), outside, table.copy.key)
         return [*replayed, self._stage_rows([added])] if added.num_rows else replayed
 
     def _replay_keyless(self, file: DataFile, high_seq: int, changes: pa.Table, emptied: int) -> list[DataFile]:
         """Return the staged files of a table without a key with the changes after its high watermark applied."""
         table = self.group.plan.tables[self.index]
-        change = net_change(changes_after(changes, high_seq), [c.name for c in table.copied_columns])
+        change = net_change(changes_after(changes, high_seq), [c.name for c in table.copy.copied_columns])
         since = emptied if emptied > high_seq else 0
         if not change and not since:
             return [file]

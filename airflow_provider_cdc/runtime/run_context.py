@@ -18,6 +18,7 @@ from airflow_provider_cdc.config.connections import (
     resolve_connection,
     spark_master_and_conf,
 )
+from airflow_provider_cdc.config.hash_key import hash_key_from_connection, hash_key_id
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
 from airflow_provider_cdc.model import server_id_slots as slots
@@ -25,6 +26,7 @@ from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.progress import ChunkProgress
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource, OpenStreamAt
 from airflow_provider_cdc.mysql.chunks.planner import make_plan
@@ -40,6 +42,8 @@ from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.transforms.copy_rules import CopyRules
+from airflow_provider_cdc.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.protocol import PipelineSink
@@ -78,6 +82,7 @@ class RunContext:
     :param liveness: monitor of the stream's heartbeat.
     :param access: object-store settings from the sink's connection, if it has one.
     :param interrupt: set when a comparison must end before it is complete.
+    :param hash_key: secret key of hashed columns; ``None`` if the pipeline hashes none.
     """
 
     pipeline: Pipeline
@@ -88,6 +93,7 @@ class RunContext:
     liveness: LivenessMonitor = field(default_factory=LivenessMonitor, repr=False)
     access: StoreAccess | None = field(default=None, repr=False)
     interrupt: threading.Event = field(default_factory=threading.Event, repr=False)
+    hash_key: bytes | None = field(default=None, repr=False)
 
     @classmethod
     def for_pipeline(
@@ -109,7 +115,10 @@ class RunContext:
         )
         sink = pipeline.sink
         access = sink.parse_connection(find_connection(sink.conn_id)) if sink.conn_id else None
-        return cls(pipeline, args, url, reporter or SilentReporter(), (master, {**conf, **spark.conf}), access=access)
+        key_id = pipeline.transforms.hash_key_conn_id
+        hash_key = hash_key_from_connection(find_connection(key_id)) if key_id else None
+        spark_config = master, {**conf, **spark.conf}
+        return cls(pipeline, args, url, reporter or SilentReporter(), spark_config, access=access, hash_key=hash_key)
 
     @property
     def layout(self) -> Layout:
@@ -130,6 +139,21 @@ class RunContext:
     def sink(self) -> PipelineSink:
         """The sink. Its module is imported on access."""
         return open_sink(self.pipeline.sink, self.pipeline.name, self.access)
+
+    @property
+    def copy_rules(self) -> CopyRules:
+        """What the settings say about the columns and rows of the tables."""
+        return CopyRules(self.pipeline, None if self.hash_key is None else hash_key_id(self.hash_key))
+
+    @property
+    def _patterns(self) -> tuple[tuple[str, ...], ...]:
+        """What determines which tables are captured, and what their copies have of them."""
+        rules = self.copy_rules.fingerprint
+        return (*self.pipeline.source.patterns.values(), *([(rules,)] if rules else []))
+
+    def row_transform(self, table: TableSchema) -> RowTransform:
+        """Return the transform of a table's rows."""
+        return RowTransform(table, self.hash_key)
 
     def require_feature(self, feature: Feature, needed_by: str) -> None:
         """Check that the sink supports a feature.
@@ -206,8 +230,8 @@ class RunContext:
         if stored_plan is None:
             return None
         plan = stored_plan.with_zero_dates(self.pipeline.source.zero_dates)
-        if plan.patterns[2:] != tuple(self.pipeline.source.patterns.values())[2:]:
-            changed_columns = self.find_changed_columns(plan)
+        if plan.patterns[2:] != self._patterns[2:]:
+            changed_columns = self.find_changed_rules(plan)
             if changed_columns and self.sink.resume_point().read_with_timeline() is None:
                 raise NotReadyError(
                     next(iter(changed_columns.values())),
@@ -240,8 +264,8 @@ class RunContext:
             stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes
         )
 
-    def find_changed_columns(self, plan: Plan) -> dict[int, str]:
-        """Find tables whose copies have other columns than the pipeline's column lists say. A stream re-snapshots them.
+    def find_changed_rules(self, plan: Plan) -> dict[int, str]:
+        """Find tables whose copies were made by other rules than the pipeline has now. A stream re-snapshots them.
 
         :returns: a description of the difference for each such table, by index.
         """
@@ -259,6 +283,8 @@ class RunContext:
                         f"the column lists in source {'leave out' if is_excluded else 'no longer leave out'} "
                         f"{column.name} of {table.label}, but its copy {'has' if is_excluded else 'lacks'} it"
                     )
+            if index not in changed and (difference := self.copy_rules.describe_difference(table)) is not None:
+                changed[index] = difference
         return changed
 
     def resume_state(self, plan: Plan) -> tuple[Offset, Timeline]:
@@ -311,8 +337,8 @@ class RunContext:
         pipeline, settings = self.pipeline, self.pipeline.snapshot
         open_at = self.binlog_opener(slots.PLAN)
         plan_options: dict[str, Any] = {
-            "patterns": tuple(pipeline.source.patterns.values()),
-            "keeps": pipeline.copies_column,
+            "patterns": self._patterns,
+            "apply_rules": self.copy_rules.apply,
             "generation": generation,
             "open_at": open_at,
         }

@@ -265,13 +265,14 @@ class SinkTable(Fenceable, Protocol):
         """
 
     def overwrite_loss(
-        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None
+        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None, *, reason: str | None = None
     ) -> RetainedRowsLoss | None:
         """Return which rows kept by ``sink.deletes`` :meth:`overwrite` cannot keep because the definition has changed.
 
         :param old_table: the definition that the columns of the table match now.
         :param slices: the slices that are to replace the rows; ``None`` before they have been read. Then only rows
             count that are, or may be, deleted in the source.
+        :param reason: why no such row may be kept, if the caller knows that; otherwise the sink compares definitions.
         :returns: the loss; ``None`` if all such rows can be kept, there are none, or there is no table.
         """
 
@@ -528,6 +529,9 @@ class PipelineSink(Protocol):
 
     def table(self, table: TableSchema) -> SinkTable:
         """Return the sink table of a captured table, which need not exist yet. Nothing is read or checked.
+
+        Its columns and its key are those of ``table.copy``; wherever a captured table is passed to a sink, only its
+        copy counts.
 
         :raises NotReadyError: if a setting of the sink does not fit the table.
         """

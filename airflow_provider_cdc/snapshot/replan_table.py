@@ -47,7 +47,7 @@ def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> N
             connection,
             plan,
             index,
-            context.pipeline.copies_column,
+            context.copy_rules.apply,
             lambda found: policy.decide_definition(table, found, is_requested=True),
         )
     name = context.layout.amendment(plan.generation, index, revision + 1)

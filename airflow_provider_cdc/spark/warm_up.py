@@ -21,6 +21,7 @@ MACHINE_CODE_MODULES = (
     "mysql.binlog.kernels.row_kernel",
     "mysql.binlog.kernels.walk_kernel",
     "mysql.resultset.row_kernel",
+    "native.hmac_sha256",
     "native.murmur3",
     "native.siphash",
 )

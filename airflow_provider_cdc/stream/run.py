@@ -117,7 +117,7 @@ def _begin_epoch(
             older_epochs_ended = claim_epoch(pipeline.name, resume_point, fence)
             column_errors = {
                 index: NotFollowedError(why, _COLUMN_LISTS_REMEDY, table=plan.tables[index].label)
-                for index, why in context.find_changed_columns(plan).items()
+                for index, why in context.find_changed_rules(plan).items()
             }
             plan = suspend_in_plan(context, plan, {**column_errors, **apply_pending_definitions(context, plan, fence)})
             active_tables = {index: tables[index] for index in plan.active_tables}
@@ -154,6 +154,7 @@ def _begin_epoch(
         zero_dates=pipeline.source.zero_dates,
         deletes=pipeline.sink.delete_policy,
         follows_ddl=pipeline.stream.follows_ddl,
+        hash_key=context.hash_key,
     )
     target = end if catch_up else None
     resnapshot_worker = ResnapshotWorker(context, store, run_slices, inbox)

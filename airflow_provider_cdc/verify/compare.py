@@ -115,8 +115,10 @@ class TableComparer:
 
     def __post_init__(self) -> None:
         self.table = self.plan.tables[self.index]
-        names = tuple(c.name for c in self.table.copied_columns)
-        self.row_hasher = RowHasher(names, self.table.key, (secrets.randbits(64), secrets.randbits(64)))
+        copy = self.table.copy
+        self.transform = self.context.row_transform(self.table)
+        names = tuple(c.name for c in copy.copied_columns)
+        self.row_hasher = RowHasher(names, copy.key, (secrets.randbits(64), secrets.randbits(64)))
         self.keeps_deleted = self.context.pipeline.sink.delete_policy.mode_of(self.table) == IGNORE
 
     def compare(self) -> TableComparison:
@@ -160,9 +162,9 @@ class TableComparer:
                     if window.truncate_seq:
                         source = self._truncate_source_sums(sides, window.truncate_seq, source)
                         sink = sink if self.keeps_deleted or window.truncate_seq <= sides.copy_seq else BucketSums()
-                    newer = self._changes_source_lacks(sides, window.changes)
+                    newer = self.transform.rows(self._changes_source_lacks(sides, window.changes))
                     self.row_hasher.add_to_sums(newer, source, _change_weights(newer))
-                    newer = changes_after(window.changes, sides.copy_seq)
+                    newer = self.transform.rows(changes_after(window.changes, sides.copy_seq))
                     self.row_hasher.add_to_sums(newer, sink, self._sink_weights(newer))
             except TerminalError:  # old rows may be incomplete: the exact comparison needs only their keys
                 differing = np.arange(BUCKET_COUNT)
@@ -173,25 +175,28 @@ class TableComparer:
     def _compare_rows(self, bucket_mask: bytes) -> tuple[RowDiff, list[Chunk], Position]:
         """Return what differs in some buckets, the chunks in which the source was read, and the position."""
         key, schema = self.table.key, self.table.sink_schema
+        read_schema, copy_key = self.table.row_schema, self.table.copy.key
         with self._read_sides(bucket_mask) as both_sides:
             truncated_at, parts = 0, list[pa.Table]()
             for window in both_sides.read_missing_changes(False):
                 if window.truncate_seq:
                     truncated_at, parts = window.truncate_seq, []
-                parts.append(both_sides.source.filter_rows(window.changes))
+                rows = self.transform.convert_columns(window.changes)
+                parts.append(both_sides.source.filter_rows(window.changes, rows))
                 if key and not self.keeps_deleted:
                     parts = [last_changes(pa.concat_tables(parts), key)]
-            changes = pa.concat_tables([schema.empty_table(), *parts])
+            changes = pa.concat_tables([read_schema.empty_table(), *parts])
             source = pa.concat_tables([schema.empty_table(), *both_sides.source.rows])
             source = source.filter(pc.greater_equal(source[SEQ_COLUMN], truncated_at))
             copied = pa.schema([schema.field(name) for name in self.row_hasher.columns])
             copy_truncated = truncated_at > both_sides.copy_seq and not self.keeps_deleted
             sink = pa.concat_tables([copied.empty_table(), *([] if copy_truncated else both_sides.sink.rows)])
             newer = self._changes_source_lacks(both_sides, last_changes(changes, key) if key else changes)
-            missing_in_copy = changes_after(changes, both_sides.copy_seq)
+            newer = self.transform.changes(newer)
+            missing_in_copy = self.transform.changes(changes_after(changes, both_sides.copy_seq))
             if key:
-                sink = apply_changes(sink, missing_in_copy, key, keeps_deleted=self.keeps_deleted)
-                source = apply_changes(source, newer, key)
+                sink = apply_changes(sink, missing_in_copy, copy_key, keeps_deleted=self.keeps_deleted)
+                source = apply_changes(source, newer, copy_key)
                 diff = diff_by_key(self.table, source, sink, max_keys=MAX_REPORTED_KEYS, allow_extra=self.keeps_deleted)
             else:
                 sides = ((source, newer), (sink, missing_in_copy))
@@ -315,14 +320,14 @@ class TableComparer:
         listed = [
             RowDifference(kind, key, columns)
             for kind, keys, of in diff.differing_keys
-            for key, columns in zip(keys_of(table, keys), of, strict=True)
+            for key, columns in zip(keys_of(table, table.source_keys(keys)), of, strict=True)
         ][:MAX_REPORTED_KEYS]
         timeline = context.resume_state(plan)[1]
         source = TableSource(context, table, plan.definitions_for(timeline)[self.index], timeline, self.limits)
         with closing(connect(context.connect_args)) as connection:
             owner_numbers = find_owning_chunks(connection, table, chunks, [d.key for d in listed])
             touched_by_key, searched_from = find_last_changes(
-                source, connection, pa.concat_tables([k for _, k, _ in diff.differing_keys]), at
+                source, connection, table.source_keys(pa.concat_tables([k for _, k, _ in diff.differing_keys])), at
             )
         numbers = sorted({number for number in owner_numbers if number >= 0})
         ranges = tuple(chunks[number].replace(number=i, group=0) for i, number in enumerate(numbers))

@@ -79,7 +79,7 @@ def _last_changes_between(
 ) -> pa.Table:
     """Return the last change of each key in (low, high]."""
     table = source.table
-    latest = table.sink_schema.empty_table()
+    latest = table.row_schema.empty_table()
     with closing(source.open_window_reader(connection, slots.VERIFY)) as log:
         for window in log.read_parts(low, high):
             changes = window.changes

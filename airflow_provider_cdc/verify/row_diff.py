@@ -74,13 +74,13 @@ def diff_by_key(
     :param max_keys: how many keys of each kind are kept.
     :param allow_extra: whether the sink may have rows that the source lacks.
     """
-    names = [c.name for c in table.copied_columns]
-    order = [str(names.index(k)) for k in table.key]
+    names = [c.name for c in table.copy.copied_columns]
+    order = [str(names.index(k)) for k in table.copy.key]
     left, right = (row_images(side, names) for side in (source, sink))
     left, right = (side.append_column(_ROW, pa.array(np.arange(side.num_rows))) for side in (left, right))
     diff = RowDiff()
     missing = left.select([*order, _ROW]).join(right.select(order), order, join_type="left anti")[_ROW]
-    diff.add(MISSING, _take_in_order(source.select(list(table.key)), missing), max_keys)
+    diff.add(MISSING, _take_in_order(source.select(list(table.copy.key)), missing), max_keys)
     extra = right.select([*order, _ROW]).join(left.select(order), order, join_type="left anti")[_ROW]
     counted = (
         right.select([*order, _ROW]).group_by(order, use_threads=False).aggregate([(_ROW, "count"), (_ROW, "min")])
@@ -90,8 +90,8 @@ def diff_by_key(
     if allow_extra:
         diff.allowed_extra = len(extra)
     else:
-        diff.add(EXTRA, _take_in_order(sink.select(list(table.key)), extra), max_keys)
-    diff.add(EXTRA, _take_in_order(sink.select(list(table.key)), duplicates[f"{_ROW}_min"]), max_keys)
+        diff.add(EXTRA, _take_in_order(sink.select(list(table.copy.key)), extra), max_keys)
+    diff.add(EXTRA, _take_in_order(sink.select(list(table.copy.key)), duplicates[f"{_ROW}_min"]), max_keys)
     diff.counts[EXTRA] += duplicate_rows - duplicates.num_rows  # every surplus row counts
     if duplicates.num_rows:  # there is no way to tell which of them to compare with the source's row
         right = right.join(duplicates.select(order), order, join_type="left anti")
@@ -108,7 +108,7 @@ def _diff_common_keys(
     diff: RowDiff, table: TableSchema, source_rows: pa.Table, sink_rows: pa.Table, max_keys: int
 ) -> None:
     """Compare rows whose keys are the same, in the same order."""
-    names = [c.name for c in table.copied_columns]
+    names = [c.name for c in table.copy.copied_columns]
     left, right = row_images(source_rows, names), row_images(sink_rows, names)
     masks = {name: _difference_mask(left[str(i)], right[str(i)]) for i, name in enumerate(names)}
     masks = {name: mask for name, mask in masks.items() if mask.any()}
@@ -117,7 +117,7 @@ def _diff_common_keys(
     diff.differing_columns = {name: int(mask.sum()) for name, mask in masks.items()}
     rows = np.flatnonzero(np.logical_or.reduce(list(masks.values())))
     columns = [tuple(name for name, mask in masks.items() if mask[row]) for row in rows[:max_keys]]
-    diff.add(DIFFERENT, source_rows.select(list(table.key)).take(pa.array(rows)), max_keys, columns)
+    diff.add(DIFFERENT, source_rows.select(list(table.copy.key)).take(pa.array(rows)), max_keys, columns)
 
 
 def _difference_mask(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Any:
@@ -136,7 +136,7 @@ def diff_by_count(table: TableSchema, sides: Sequence[tuple[pa.Table, pa.Table, 
 
     :param sides: source and sink, each as (rows, changes that these lack, weight of each change).
     """
-    names = [c.name for c in table.copied_columns]
+    names = [c.name for c in table.copy.copied_columns]
     all_rows = pa.concat_tables([row_images(rows, names) for side in sides for rows in side[:2]])
     number, begin = number_images(all_rows), 0
     counts = []

@@ -108,6 +108,7 @@ class _SharedScan:
     def run(self, slot: int, limits: LoadLimits) -> RowCollector:
         """Read chunks until none is left, over a separate connection."""
         collected, source = self.make_collector(), self.source
+        transform = source.context.row_transform(source.table)
         with self._stop_others_on_error(), closing(connect(source.context.connect_args)) as connection:
             throttle = Throttle(connection, limits, self._report_pause)
             marks = make_watermarks(connection, source.timeline.server)
@@ -119,7 +120,7 @@ class _SharedScan:
                     with closing(parts):
                         for part in parts:
                             throttle.record_chunk(began, part.rows.num_rows, part.rows.nbytes)
-                            collected.add(part.rows)
+                            collected.add(transform.rows(part.rows))
                             self._record_progress(number, part.high, part.rows.num_rows, part.corrected)
                             del part  # frees its memory before the next one is read
                             if not source.table.key:

@@ -87,12 +87,16 @@ class RowCollector:
         self.sums.row_bytes += rows.nbytes
         self.row_hasher.add_to_sums(rows, self.sums)
 
-    def filter_rows(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of the selected buckets; all rows if every bucket is summed."""
+    def filter_rows(self, rows: pa.Table, copy_rows: pa.Table | None = None) -> pa.Table:
+        """Return the rows of the selected buckets; all rows if every bucket is summed.
+
+        :param copy_rows: what the rows are in the copy, if that differs; it determines their buckets.
+        """
         if self.bucket_mask is None or not rows.num_rows:
             return rows
         selected = np.unpackbits(np.frombuffer(self.bucket_mask, np.uint8), bitorder="little")
-        return rows.filter(pa.array(selected[self.row_hasher.buckets(rows)].astype(bool)))
+        buckets = self.row_hasher.buckets(rows if copy_rows is None else copy_rows)
+        return rows.filter(pa.array(selected[buckets].astype(bool)))
 
     def merge(self, other: RowCollector) -> None:
         """Add what another collector has collected."""

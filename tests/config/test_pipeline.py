@@ -14,7 +14,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.config import MAX_SERVER_ID, Alerts, Pipeline, Sink, Snapshot, Source, Spark, State, Stream
+from airflow_provider_cdc.config import (
+    MAX_SERVER_ID,
+    Alerts,
+    Pipeline,
+    Sink,
+    Snapshot,
+    Source,
+    Spark,
+    State,
+    Stream,
+    Transforms,
+)
 from airflow_provider_cdc.config.spark_conf import MANAGED_SETTINGS
 from airflow_provider_cdc.model.errors import NotReadyError
 from tests import ROOT
@@ -34,6 +45,17 @@ FULL: dict[str, Any] = {
         "include_columns": [],
         "exclude_columns": ["shop.customer.phone_.*"],
         "zero_dates": "null",
+    },
+    "transforms": {
+        "hash_key_conn_id": "pii_key",
+        "columns": {
+            "shop.customer.email": {"hash": "binary", "rename": "email_hash"},
+            "shop.customer.phone": {"mask": 4},
+            "shop.customer.notes": {"truncate": 20},
+            "shop.customer.birthday": "null",
+            "shop.customer.password": "exclude",
+        },
+        "where": {"shop.order_.*": "tenant_id = 7"},
     },
     "snapshot": {
         "chunk_rows": 100,
@@ -133,6 +155,7 @@ def test_yaml_and_python_say_the_same(value: dict[str, Any], tmp_path: Path) -> 
     assert pipeline == Pipeline(
         name="shop",
         source=Source(**value["source"]),
+        transforms=Transforms(**value.get("transforms", {})),
         snapshot=Snapshot(**value.get("snapshot", {})),
         stream=Stream(**value.get("stream", {})),
         sink=Sink(**value["sink"]),
@@ -157,7 +180,10 @@ def test_empty_sections_have_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (MINIMAL | {"sinks": {}}, "unknown key sinks. Did you mean sink? The keys here are name, source, snapshot"),
+        (
+            MINIMAL | {"sinks": {}},
+            "unknown key sinks. Did you mean sink? The keys here are name, source, transforms",
+        ),
         (changed("snapshot.chunk_row", 5), "unknown key snapshot.chunk_row. Did you mean snapshot.chunk_rows?"),
         (changed("source.password", "hunter2"), "unknown key source.password. The keys here are conn_id, tables"),
         (changed("source.a\nb", 1), "unknown key source.'a\\nb'"),

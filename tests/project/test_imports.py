@@ -24,6 +24,7 @@ ROOMS = (
     "ddl",
     "config",
     "native",
+    "transforms",
     "mysql.client",
     "mysql.resultset",
     "mysql.binlog.events",
@@ -66,7 +67,7 @@ ROOMS = (
 )
 #: What a task on another host imports: modules with this name import from no other rooms.
 TASK = {"task"}
-OF_TASKS = ("system", "model", "ddl", "config", "native", "mysql", "sinks")
+OF_TASKS = ("system", "model", "ddl", "config", "native", "transforms", "mysql", "sinks")
 #: The rooms that face Airflow; nothing else may import it.
 AIRFLOW = {"airflow", "ui"}
 #: Rooms of sinks that `sinks/lake` may use: none of them belongs to a format.

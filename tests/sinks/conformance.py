@@ -932,7 +932,7 @@ class SinkConformance:
         if not table.key:
             self.require_features(sink, Feature.KEYLESS)
         target = self.altered_table(sink, table)
-        extra = MultisetChange(net_change(wide(table, (8, (8, "x", 5, "c"))), widened(table).arrow_schema.names))
+        extra = MultisetChange(net_change(wide(table, (8, (8, "x", 5, "c"))), widened(table).column_schema.names))
         target.commit(lambda _: extra if not table.key else Upsert(wide(table, (8, (8, "x", 5, "c")))), {}, FENCE)
         files = [target.stage("1/0/2/slice", [wide(table, (7, (1, "new", 9, "r")), (None, (5, "a", 9, "r")))])]
 

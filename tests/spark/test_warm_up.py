@@ -61,7 +61,7 @@ def test_sessions_use_what_a_warm_up_has_made(tmp_path: Path) -> None:
     (machine_code, java_classes), said = run("-m", "airflow_provider_cdc", "warm-up")
     assert "starting Java" in said and "archiving Java classes" in said
     folder, archive = (Path(line.partition(": ")[2].rpartition(", ")[0]) for line in (machine_code, java_classes))
-    assert folder == tmp_path / "airflow-provider-cdc" / "machine-code" and len(list(folder.rglob("*.nbi"))) == 10
+    assert folder == tmp_path / "airflow-provider-cdc" / "machine-code" and len(list(folder.rglob("*.nbi"))) == 13
     assert archive.stat().st_mode & 0o777 == 0o444 and [*archive.parent.iterdir()] == [archive]
     assert run("-m", "airflow_provider_cdc", "warm-up") == ([machine_code, java_classes], "")
 

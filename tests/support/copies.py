@@ -58,9 +58,9 @@ class OddJob(SnapshotJob):
     :param folder: where the copies leave word.
     """
 
-    case: str
-    point: str
-    folder: str
+    case: str = ""
+    point: str = ""
+    folder: str = ""
 
     def read_slices(self, worker: int, copy: int = 0) -> Iterator[dict[str, Any]]:
         """Read as always, after having armed the first copy."""

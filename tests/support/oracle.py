@@ -11,7 +11,7 @@ from __future__ import annotations
 import binascii
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -435,6 +435,7 @@ def compare(
     without: Collection[str] = (),
     kept: Kept | None = None,
     beside: Collection[str] = (),
+    view: tuple[str, Sequence[str]] | None = None,
 ) -> Difference | None:
     """Compare one source table with its copy; ``None`` when they are the same.
 
@@ -446,9 +447,11 @@ def compare(
     :param without: columns that are not copied. If those of the key are among them, equal rows are counted.
     :param kept: deleted rows that stay in the copy.
     :param beside: columns that the copy alone has, and that are not compared.
+    :param view: name of a view of what the copy must be, and its key.
     :raises ValueError: for a table that is not there, or with a type that is not known here.
     """
-    columns, key = _describe(conn, database, table)
+    columns, key = _describe(conn, database, table if view is None else view[0])
+    key = key if view is None else [*view[1]]
     columns = [c for c in columns if c.name not in without]
     key = key if not {*key} & {*without} else []
     found = Difference(f"{database}.{table}")
@@ -468,7 +471,7 @@ def compare(
         found.examples.append(f"columns: source {[c.name for c in columns]}, sink {present}")
         found.different = 1
         return found
-    source = _read_source(conn, database, table, columns)
+    source = _read_source(conn, database, table if view is None else view[0], columns)
     raw = copy.read([*present, *marked])
     found.source_rows, found.sink_rows = len(source), len(raw)
     arrays = []

@@ -129,13 +129,13 @@ class States:
 
 def _told(table: TableSchema) -> list[str]:
     """What a state says of the definition: the columns and the key."""
-    return [*(f"{field.name} {field.type}" for field in table.sink_schema), f"key {list(table.key)}"]
+    return [*(f"{field.name} {field.type}" for field in table.sink_schema), f"key {list(table.copy.key)}"]
 
 
 class WriteOnlyTable(States):
     def __init__(self, storage: Storage, table: TableSchema, deletes: str = HARD) -> None:
         super().__init__(storage)
-        self._schema, self._key = table.sink_schema, table.key
+        self._schema, self._key = table.sink_schema, table.copy.key
         self._told = _told(table)
         self._deletes = deletes
         self.name = f"plain table {table.label}"
@@ -173,7 +173,7 @@ class WriteOnlyTable(States):
                 return None
             kinds = {field.name: field.type for field in old_table.sink_schema}
             lost = [field.name for field in self._schema if kinds.get(field.name, field.type) != field.type]
-            if state["columns"] != _told(old_table) or lost or old_table.key != self._key:
+            if state["columns"] != _told(old_table) or lost or old_table.copy.key != self._key:
                 raise TerminalError(f"the {self.name} was altered by something else, or it would lose {lost}")
             rows = WriteOnlyTable(self.storage, old_table)._rows(state)
             return {"rows": self._write("rows", [self._widened(rows)]).path, "columns": self._told}
@@ -202,9 +202,9 @@ class WriteOnlyTable(States):
         return self.change(decide, markers, fence)
 
     def overwrite_loss(
-        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None
+        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None, *, reason: str | None = None
     ) -> RetainedRowsLoss | None:
-        why = why_not_retainable(old_table.sink_schema, old_table.key, self._schema, self._key)
+        why = reason or why_not_retainable(old_table.sink_schema, old_table.copy.key, self._schema, self._key)
         if self._deletes == HARD or why is None or not (state := self.newest()[1]).get("rows"):
             return None
         old = WriteOnlyTable(self.storage, old_table)

@@ -26,6 +26,7 @@ from airflow_provider_cdc.model.unsupported_values import UnsupportedValue, sele
 from airflow_provider_cdc.mysql.chunks.window_reader import ChangeWindow, WindowReader
 from airflow_provider_cdc.mysql.client.catalog import check_same_definition, table_altered_error
 from airflow_provider_cdc.mysql.client.charsets import NoRoundTripError
+from airflow_provider_cdc.mysql.client.condition_sql import implied_condition
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.key_sql import (
     chunk_condition,
@@ -51,7 +52,8 @@ _ATTEMPTS = 5
 class ChunkRead:
     """A chunk as of its high watermark.
 
-    :param rows: rows in the sink's schema; ``_cdc_seq`` is HW, ``_cdc_op`` is ``r``, ``_cdc_ts`` the time of HW.
+    :param rows: rows in the table's ``row_schema``, some of which may not satisfy the table's condition; ``_cdc_seq``
+        is HW, ``_cdc_op`` is ``r``, ``_cdc_ts`` the time of HW.
     :param low: low watermark.
     :param high: high watermark.
     :param corrected: number of keys that were inserted, replaced or deleted by the changes in the window.
@@ -98,8 +100,7 @@ def read_chunk(reader: WindowReader, table: TableSchema, chunk: Chunk, watermark
         changes = window.changes
         seq = reader.timeline.seq(high)
         meta_arrays = meta_columns(seq, clock, len(columns[0])).values()
-        retained = table.retained_nulls(len(columns[0]))
-        rows = pa.Table.from_arrays([*columns, *retained, *meta_arrays], schema=table.sink_schema)
+        rows = pa.Table.from_arrays([*columns, *meta_arrays], schema=table.row_schema)
         if window.truncate_seq:
             rows = rows.slice(0, 0)
         corrected = 0
@@ -117,22 +118,26 @@ def read_chunk(reader: WindowReader, table: TableSchema, chunk: Chunk, watermark
 
 
 def select_rows(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.ChunkedArray]:
-    """Select rows of a table in key order, one Arrow array per copied column.
+    """Select rows of a table in key order, one Arrow array for each column that is read.
+
+    Rows are left out if the server can tell that they do not satisfy the table's condition.
 
     :param condition: SQL condition on the key columns.
     :raises TerminalError: for a value that cannot be copied exactly, such as a zero date.
     """
-    wanted = ", ".join(copied_expression(table, column) for column in table.copied_columns)
-    sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}"
+    wanted = ", ".join(copied_expression(table, column) for column in table.read_columns)
+    implied = implied_condition(table)
+    sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition}{implied and f' AND {implied}'} "
+    sql += f"ORDER BY {key_list(table)}"
     try:
-        arrays = list(resultset.query_arrow(connection, sql, table.arrow_schema, table.null_date_columns).columns)
+        arrays = list(resultset.query_arrow(connection, sql, table.column_schema, table.null_date_columns).columns)
         for column in table.key_columns:
-            if arrays[i := table.copied_columns.index(column)].null_count:
+            if arrays[i := table.read_columns.index(column)].null_count:
                 error = _no_round_trip_error(connection, table, column, condition)
                 raise UnsupportedValue(i, "key", str(error))
         return arrays
     except UnsupportedValue as error:
-        raise select_value_error(table, table.copied_columns[error.column], error) from None
+        raise select_value_error(table, table.read_columns[error.column], error) from None
 
 
 def _no_round_trip_error(

@@ -30,6 +30,7 @@ from airflow_provider_cdc.model.unsupported_values import UnsupportedValue, sele
 from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead, meta_columns, read_chunk
 from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
 from airflow_provider_cdc.mysql.client.catalog import check_same_definition, table_altered_error
+from airflow_provider_cdc.mysql.client.condition_sql import implied_condition
 from airflow_provider_cdc.mysql.client.identity import binlog_end
 from airflow_provider_cdc.mysql.client.key_sql import quote_name, table_name
 from airflow_provider_cdc.mysql.client.session import query_rows
@@ -115,15 +116,16 @@ def _count_changes(reader: WindowReader, low: Position, high: Position) -> int:
 def _read_view(
     connection: Connection[Any], table: TableSchema, low: Position, high: Position, clock: int, seq: int, started: float
 ) -> Generator[ChunkRead, None, None]:
-    sql = f"SELECT {', '.join(quote_name(column.name) for column in table.copied_columns)} FROM {table_name(table)}"
-    batches = resultset.query_arrow_batches(connection, sql, table.arrow_schema, table.null_date_columns, _PART_BYTES)
+    sql = f"SELECT {', '.join(quote_name(column.name) for column in table.read_columns)} FROM {table_name(table)}"
+    if implied := implied_condition(table):
+        sql += f" WHERE {implied}"
+    batches = resultset.query_arrow_batches(connection, sql, table.column_schema, table.null_date_columns, _PART_BYTES)
     has_yielded = False
     try:
         with closing(batches):
             for piece in batches:
-                retained = table.retained_nulls(piece.num_rows)
-                arrays = [*piece.columns, *retained, *meta_columns(seq, clock, piece.num_rows).values()]
-                part_rows = pa.Table.from_arrays(arrays, schema=table.sink_schema)
+                arrays = [*piece.columns, *meta_columns(seq, clock, piece.num_rows).values()]
+                part_rows = pa.Table.from_arrays(arrays, schema=table.row_schema)
                 del piece, arrays
                 has_yielded = True
                 yield ChunkRead(part_rows, low, high, 0, time.monotonic() - started)
@@ -135,5 +137,5 @@ def _read_view(
     except OtherColumnsError as error:
         raise table_altered_error(table, f"seen at {low}: {error.message}", low) from None
     except UnsupportedValue as error:
-        raise select_value_error(table, table.copied_columns[error.column], error) from None
+        raise select_value_error(table, table.read_columns[error.column], error) from None
     failpoint("chunk.after_select")

@@ -18,6 +18,7 @@ from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.client.catalog import (
     ALTERED_REMEDY,
+    ApplyRules,
     find_key_index,
     find_tables,
     read_captured_schemas,
@@ -43,7 +44,7 @@ def make_plan(
     captures: Callable[[str, str], bool],
     *,
     patterns: tuple[tuple[str, ...], ...],
-    keeps: Callable[[str, str, str], bool] = lambda *_: True,
+    apply_rules: ApplyRules = lambda table: table.select_columns(lambda _: True),
     generation: int,
     chunk_rows: int,
     group_rows: int,
@@ -53,7 +54,7 @@ def make_plan(
 
     :param captures: whether a (database, table) is captured.
     :param patterns: the patterns of the pipeline's source, which decide this.
-    :param keeps: whether a (database, table, column) is copied.
+    :param apply_rules: as for :func:`~airflow_provider_cdc.mysql.client.catalog.read_schema`.
     :param generation: number of the snapshot.
     :param chunk_rows: wanted rows per chunk.
     :param group_rows: wanted rows per chunk group.
@@ -62,7 +63,7 @@ def make_plan(
     :raises TransientError: if tables are altered during every attempt.
     """
     (p0, open_xa), tables = _with_stable_definitions(
-        lambda: take_p0(connection), lambda: read_captured_schemas(connection, captures, keeps)
+        lambda: take_p0(connection), lambda: read_captured_schemas(connection, captures, apply_rules)
     )
     p0 = with_exact_gtids(connection, p0, open_at)
     p0 = with_open_xa(connection, p0, open_xa, tables, open_at)
@@ -93,14 +94,14 @@ def make_replan_amendment(
     connection: Connection[Any],
     plan: Plan,
     index: int,
-    keeps: Callable[[str, str, str], bool],
+    apply_rules: ApplyRules,
     decide_definition: Callable[[TableSchema], TableSchema],
 ) -> Replan:
     """Plan an altered table again: a low watermark after the DDL, the definition there, and the bounds.
 
     Its chunks stay the same, except that the outermost bounds move out to the smallest and largest key.
 
-    :param keeps: whether a (database, table, column) is copied.
+    :param apply_rules: as for :func:`~airflow_provider_cdc.mysql.client.catalog.read_schema`.
     :param decide_definition: returns the part of the definition that the copy adopts.
     :raises NotReadyError: if the table is gone, or can no longer be copied.
     :raises TerminalError: if the planned chunks no longer fit the table.
@@ -109,7 +110,7 @@ def make_replan_amendment(
     old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
 
     def read() -> TableSchema:
-        return decide_definition(_read_definition(connection, old, keeps))
+        return decide_definition(_read_definition(connection, old, apply_rules))
 
     since, definition = _with_stable_definitions(lambda: take_p0(connection, plan.p0.server)[0].at, read)
     if definition.key_columns != old.key_columns:
@@ -136,7 +137,7 @@ def plan_resnapshot(
     index: int,
     server: str,
     *,
-    keeps: Callable[[str, str, str], bool],
+    apply_rules: ApplyRules,
     cut_chunks: Callable[[Connection[Any], TableSchema], list[Chunk]],
     open_at: OpenStreamAt,
 ) -> tuple[Offset, TableSchema, list[Chunk]]:
@@ -145,14 +146,14 @@ def plan_resnapshot(
     :param old: the table, in any definition.
     :param index: index of the table in the plan.
     :param server: expected identity of the server.
-    :param keeps: whether a (database, table, column) is copied.
+    :param apply_rules: as for :func:`~airflow_provider_cdc.mysql.client.catalog.read_schema`.
     :param cut_chunks: cuts the table, or the part of it to read, into chunks.
     :param open_at: opens a binlog stream at a position.
     :returns: the low watermark, the definition and the chunks.
     :raises NotReadyError: if the table is gone, or can no longer be copied.
     :raises TransientError: if the table is altered during every attempt, or was while its keys were looked up.
     """
-    read = partial(_read_definition, connection, old, keeps)
+    read = partial(_read_definition, connection, old, apply_rules)
     (since, open_xa), definition = _with_stable_definitions(lambda: take_p0(connection, server), read)
     since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), open_xa, [definition], open_at)
     try:
@@ -164,12 +165,10 @@ def plan_resnapshot(
     return with_file_start_time(since, open_at), definition, chunks
 
 
-def _read_definition(
-    connection: Connection[Any], old: TableSchema, keeps: Callable[[str, str, str], bool]
-) -> TableSchema:
+def _read_definition(connection: Connection[Any], old: TableSchema, apply_rules: ApplyRules) -> TableSchema:
     """Return the definition that a table has now."""
     tables = find_tables(connection, lambda database, table: (database, table) == old.id)
-    return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
+    return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", apply_rules=apply_rules)
 
 
 def _with_stable_definitions(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:

@@ -80,7 +80,7 @@ class WindowReader:
             if part.truncate_seq:
                 parts, emptied = [], part.truncate_seq
             parts.append(part.changes)
-        return ChangeWindow(pa.concat_tables([self.table.sink_schema.empty_table(), *parts]), emptied)
+        return ChangeWindow(pa.concat_tables([self.table.row_schema.empty_table(), *parts]), emptied)
 
     def read_parts(
         self, low: Position, high: Position, open_xa: Iterable[str] = (), key_filter: KeyFilter | None = None
@@ -119,9 +119,9 @@ class WindowReader:
             if isinstance(change, DefinitionChange):
                 raise table_altered_error(table, f"at {change.at}", change.at)
             if isinstance(change, Truncation):
-                yield ChangeWindow(table.sink_schema.empty_table(), change.seq)
+                yield ChangeWindow(table.row_schema.empty_table(), change.seq)
             else:
-                yield ChangeWindow(conform_to_schema(change.batch, table.sink_schema), 0)
+                yield ChangeWindow(conform_to_schema(change.batch, table.row_schema), 0)
         if low < high and binlog.current_position != high:
             self.close()
 

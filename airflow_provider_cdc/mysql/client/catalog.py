@@ -20,14 +20,17 @@ from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 ALTERED_REMEDY = "Start with a fresh sink.path (or remove the old one) and run again"
 _SYSTEM = "('mysql', 'sys', 'information_schema', 'performance_schema')"
 _QUOTED_MEMBER = re.compile(r"'((?:[^']|'')*)'")
+#: Returns the definition of a table with what the copy has of it: its columns, their policies, the condition.
+ApplyRules = Callable[[TableSchema], TableSchema]
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r", "\\0": "\0", "''": "'"}
 
 
 def read_captured_schemas(
-    connection: Connection[Any], captures: Callable[[str, str], bool], keeps: Callable[[str, str, str], bool]
+    connection: Connection[Any], captures: Callable[[str, str], bool], apply_rules: ApplyRules
 ) -> list[TableSchema]:
     """Return the schemas of all captured tables.
 
+    :param apply_rules: as for :func:`read_schema`.
     :raises NotReadyError: if no table matches, or a table cannot be copied exactly.
     """
     tables = find_tables(connection, captures)
@@ -36,7 +39,7 @@ def read_captured_schemas(
             "no table matches source.tables",
             "Check the patterns (anchored, database.table) and that the user has SELECT on the tables",
         )
-    return [read_schema(connection, database, table, engine, keeps) for database, table, engine in tables]
+    return [read_schema(connection, database, table, engine, apply_rules) for database, table, engine in tables]
 
 
 def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool]) -> list[tuple[str, str, str]]:
@@ -56,9 +59,9 @@ def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool
 
 
 def current_fingerprint(connection: Connection[Any], table: TableSchema) -> str:
-    """Return the fingerprint of a captured table as it is now, leaving out the same columns as before."""
+    """Return the fingerprint of a captured table as it is now, with the rules that its copy had before."""
     return read_schema(
-        connection, table.database, table.name, keeps=lambda *name: name[-1] not in table.excluded
+        connection, table.database, table.name, apply_rules=lambda current: current.with_rules_of(table)
     ).fingerprint()
 
 
@@ -67,11 +70,11 @@ def read_schema(
     database: str,
     table: str,
     engine: str = "InnoDB",
-    keeps: Callable[[str, str, str], bool] = lambda *_: True,
+    apply_rules: ApplyRules = lambda table: table.select_columns(lambda _: True),
 ) -> TableSchema:
     """Return the schema of one table.
 
-    :param keeps: whether a (database, table, column) is copied; key columns always are.
+    :param apply_rules: returns the definition of a table with what the copy has of it; by default, all columns.
     :returns: the schema, with an empty ``key`` if the table has no usable key.
     :raises NotReadyError: if the table cannot be copied exactly, such as for an unsupported engine or column type.
     """
@@ -92,16 +95,13 @@ def read_schema(
     zoned = _time_zone_dependent(connection, database, table, columns)
     index, key, _ = _choose_key(indexes, columns, zoned)
     columns += _hidden_columns(indexes, columns)
-    left_out = tuple(
-        c.name for c in columns if c.is_hidden or (c.name not in key and not keeps(database, table, c.name))
-    )
-    copied = [c for c in columns if c.name not in left_out]
-    if not copied:
+    schema = apply_rules(TableSchema(database, table, columns, key, key_index=index, comments=comments))
+    if not schema.copied_columns:
         raise NotReadyError(
             f"table {label} has no usable key, and none of its columns is copied",
             "Copy some columns (source.include_columns, source.exclude_columns), or exclude the table",
         )
-    for column in copied:
+    for column in schema.read_columns:
         if column.name in zoned:
             raise NotReadyError(
                 f"table {label}, column {column.name}: it is VIRTUAL, and its value depends on the session's time "
@@ -109,7 +109,6 @@ def read_schema(
                 "Leave it out with source.exclude_columns, make it STORED, or name the zone: CAST(... AT TIME ZONE "
                 "'+00:00' AS DATETIME)",
             )
-    schema = TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
     if wrong := column_name_problem(schema):
         raise NotReadyError(f"table {label}, {wrong[0]}", wrong[1])
     return schema.replace(collation=_table_collation(connection, database, table))

@@ -31,7 +31,7 @@ _NUMERIC_KEY_TYPES = INTEGER_TYPES | {"year", "enum"}
 _LITERAL_KEYWORDS = {"date": "DATE", "time": "TIME", "datetime": "TIMESTAMP", "timestamp": "TIMESTAMP"}
 #: Collations whose Unicode mapping is smaller than that of their character set, each with a collation that has the full
 #: mapping. The server shows characters that the smaller mapping lacks as question marks.
-_FULL_COLLATIONS = {"latin2_czech_cs": "latin2_bin"}
+FULL_COLLATIONS = {"latin2_czech_cs": "latin2_bin"}
 
 
 def quote_name(name: str) -> str:
@@ -92,7 +92,7 @@ def copied_expression(table: TableSchema, column: Column) -> str:
 
 def _convertible_expression(column: Column) -> str:
     """Return the SQL expression that the server converts to Unicode with the full mapping of the character set."""
-    whole = _FULL_COLLATIONS.get(str(column.collation)) if column.data_type in TEXT_TYPES else None
+    whole = FULL_COLLATIONS.get(str(column.collation)) if column.data_type in TEXT_TYPES else None
     return f"{quote_name(column.name)} COLLATE {whole}" if whole else quote_name(column.name)
 
 

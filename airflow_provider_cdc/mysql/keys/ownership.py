@@ -113,6 +113,7 @@ def changes_after_snapshot(
     high_watermarks: Sequence[int],
     p0: int,
     changes: pa.Table,
+    keys: pa.Table | None = None,
 ) -> pa.Table:
     """Return the changes that the snapshot does not include yet.
 
@@ -122,11 +123,12 @@ def changes_after_snapshot(
     :param high_watermarks: ``_cdc_seq`` of the high watermark of each chunk.
     :param p0: ``_cdc_seq`` of P0, which is the high watermark of the virtual chunks.
     :param changes: changes in binlog order.
+    :param keys: the keys of the changes, if their columns do not have the names of the source's key columns.
     """
     newest = max([p0, *high_watermarks])
     if changes.num_rows == 0 or pc.min(changes[SEQ_COLUMN]).as_py() > newest:
         return changes
     marks = [*high_watermarks, p0]  # index -1 is for the virtual chunks
-    chunk_indexes = find_owning_chunks(connection, table, chunks, keys_of(table, changes))
+    chunk_indexes = find_owning_chunks(connection, table, chunks, keys_of(table, changes if keys is None else keys))
     watermark_by_row = pa.array([marks[i] for i in chunk_indexes], pa.int64())
     return changes.filter(pc.greater(changes[SEQ_COLUMN], watermark_by_row))

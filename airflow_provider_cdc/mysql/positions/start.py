@@ -32,7 +32,7 @@ from airflow_provider_cdc.mysql.binlog.events.binlog_source import OpenStreamAt
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import format_xa_entry
 from airflow_provider_cdc.mysql.client.binlog_headers import gtids_at_position, next_file_after_torn_end, previous_gtids
-from airflow_provider_cdc.mysql.client.catalog import read_captured_schemas
+from airflow_provider_cdc.mysql.client.catalog import ApplyRules, read_captured_schemas
 from airflow_provider_cdc.mysql.client.gtids import query_executed_gtids, wait_for_gtids
 from airflow_provider_cdc.mysql.client.identity import is_mariadb, server_identity
 from airflow_provider_cdc.mysql.client.session import query_value
@@ -81,7 +81,7 @@ def plan_without_snapshot(
     captures: Callable[[str, str], bool],
     *,
     patterns: tuple[tuple[str, ...], ...],
-    keeps: Callable[[str, str, str], bool],
+    apply_rules: ApplyRules,
     generation: int,
     start: StreamStart,
     open_at: OpenStreamAt,
@@ -99,7 +99,7 @@ def plan_without_snapshot(
         p0 = with_exact_gtids(connection, p0, open_at)
     else:
         p0, left = start_offset(connection, start, open_at), frozenset()
-    tables = tuple(read_captured_schemas(connection, captures, keeps))
+    tables = tuple(read_captured_schemas(connection, captures, apply_rules))
     if without := [table.label for table in tables if not table.key]:
         raise NotReadyError(
             f"{_SETTING}: {', '.join(without[:3])} has no usable key, so a delete of a row that is missing from the "

@@ -76,6 +76,7 @@ class DeltaSink:
 
     def table(self, table: TableSchema) -> DeltaSinkTable:
         """Return the Delta table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""
+        table = table.copy
         table_format = self._format(table)
         properties = {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label}
         if has_feed(properties) and (reserved_names := reserved_by_feed(c.name for c in table.sink_columns)):
@@ -116,6 +117,7 @@ class DeltaSink:
 
     def _format(self, table: TableSchema) -> DeltaTableFormat:
         """Return the format of a table. Of the patterns in ``partition_by``, the first that matches applies."""
+        table = table.copy
         matching_fields = (
             parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
         )

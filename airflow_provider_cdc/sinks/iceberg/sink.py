@@ -89,6 +89,7 @@ class IcebergSink:
 
     def table(self, table: TableSchema) -> IcebergSinkTable:
         """Return the Iceberg table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""
+        table = table.copy
         comments = dict(table.comments)
         table_format = self._format(table)
         options = TableOptions(
@@ -138,6 +139,7 @@ class IcebergSink:
 
     def _format(self, table: TableSchema) -> IcebergTableFormat:
         """Return the format of a table. Of the patterns in ``partition_by``, the first that matches applies."""
+        table = table.copy
         matching_fields = (
             parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
         )

@@ -75,6 +75,7 @@ class TableChangeStaging:
 
     def open_writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Return a writer; see :class:`~airflow_provider_cdc.sinks.protocol.ChangeStaging`."""
+        table = table.copy
         if not table.key:
             return self._keyless_staging.open_writer(table, range_name)
         table_format = self._format_of(table)
@@ -91,6 +92,7 @@ class TableChangeStaging:
 
     def read_changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """Return the changes of some batch ranges, in this order."""
+        table = table.copy
         if not table.key:
             return self._keyless_staging.read_changes(table, range_names)
         storage, schema = self._table_storage(table), table.sink_schema
@@ -106,6 +108,7 @@ class TableChangeStaging:
 
     def read_for_apply(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """Return the same changes without their values, but with the file and row of each."""
+        table = table.copy
         if not table.key:
             return self._keyless_staging.read_for_apply(table, range_names)
         storage = self._table_storage(table)

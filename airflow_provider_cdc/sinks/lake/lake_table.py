@@ -130,13 +130,14 @@ class LakeTable(TransactionalTable[Log]):
         changes: ColumnChanges = NO_CHANGES,
     ) -> bool:
         """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+        old_copy = old_table.copy
 
         def edit(log: Log) -> TableEdit | FileCommit | None:
             if _has_markers(log, markers):
                 return None
-            if not (definition := self._altered_definition(log, old_table, changes)):
+            if not (definition := self._altered_definition(log, old_copy, changes)):
                 return TableEdit()
-            only_adds = {*old_table.sink_schema.names} <= {*self.schema.names}
+            only_adds = {*old_copy.sink_schema.names} <= {*self.schema.names}
             kind = CommitKind.ADD_COLUMNS if only_adds else CommitKind.REPLACE_COLUMNS
             return FileCommit(definition=definition, kind=kind)
 
@@ -187,12 +188,14 @@ class LakeTable(TransactionalTable[Log]):
         return self.commit_edit(edit, markers, fence)
 
     def overwrite_loss(
-        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None
+        self, old_table: TableSchema, slices: Sequence[DataFile] | None = None, *, reason: str | None = None
     ) -> RetainedRowsLoss | None:
         """Return what an overwrite would lose; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
         if self.options.deletes == HARD or not self.exists():
             return None
-        return find_overwrite_loss(self.load_log(), self._key_lookup, self.options.deletes, old_table, slices)
+        return find_overwrite_loss(
+            self.load_log(), self._key_lookup, self.options.deletes, old_table.copy, slices, reason
+        )
 
     # ------------------------------------------------------------ reading
 

@@ -349,4 +349,4 @@ def test_what_is_no_date_is_named(mysql_server: MySQLServer, database: str, kind
         assert f"{date[:10]} is not a date" in caught.value.message and caught.value.remedy
     with contextlib.closing(connect(mysql_server.connect_args())) as connection:
         with pytest.raises(UnsupportedValue):
-            query_arrow(connection, f"SELECT v FROM `{database}`.t", pa.schema([table.arrow_schema.field("v")]))
+            query_arrow(connection, f"SELECT v FROM `{database}`.t", pa.schema([table.column_schema.field("v")]))

@@ -459,7 +459,7 @@ def test_rows_without_a_key(tmp_path: Path) -> None:
     target = where.table(more(table))
     assert target.alter(table, {"ddl": 3}, FENCE)
     changes = pa.concat_tables([rows(more(table), (1,), 5, "d"), rows(more(table), (1,), 6, n=1)])
-    commit(target, MultisetChange(net_change(changes, more(table).arrow_schema.names)))
+    commit(target, MultisetChange(net_change(changes, more(table).column_schema.names)))
     assert sorted((r["id"], r["n"] or 0) for r in target.read()[0].to_pylist()) == [(1, 0), (1, 1), (2, 0)]
 
 

@@ -81,7 +81,7 @@ def merge_in(target: DeltaSinkTable, table: TableSchema, rows: Sequence[Row], be
         return
     gone = [{**r, OP_COLUMN: "d", SEQ_COLUMN: rows[0][SEQ_COLUMN]} for r in before]
     added = [r for r in rows if r[OP_COLUMN] != "d"]
-    commit(target, MultisetChange(net_change(of(table, [*gone, *added]), table.arrow_schema.names)))
+    commit(target, MultisetChange(net_change(of(table, [*gone, *added]), table.column_schema.names)))
 
 
 def table_with_history(where: DeltaSink, table: TableSchema = TABLE) -> DeltaSinkTable:

@@ -262,7 +262,7 @@ def _compiled(
     except UnsupportedValue:
         return None
     batch.validate(full=True)
-    names = space.table_map.schema.arrow_schema.names
+    names = space.table_map.schema.column_schema.names
     return list(zip(batch["_cdc_op"].to_pylist(), rows_of(batch.select(names)), strict=True))
 
 

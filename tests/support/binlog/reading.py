@@ -113,7 +113,7 @@ def agree(event: RowsEvent, texts: CharsetDecoders = UNICODE_DECODERS) -> None:
         made.validate(full=True)
         assert made.schema == event.schema.sink_schema
         assert set(made["_cdc_seq"].to_pylist()) <= {7} and set(made["_cdc_ts"].cast(pa.int64()).to_pylist()) <= {9}
-        names = event.schema.arrow_schema.names
+        names = event.schema.column_schema.names
         compiled: list[Any] | str = list(zip(made["_cdc_op"].to_pylist(), rows_of(made.select(names)), strict=True))
     except TerminalError as error:
         compiled = error.message
@@ -139,7 +139,7 @@ def as_arrow(schema: TableSchema, images: list[RowImage]) -> list[tuple[Any, ...
         return []
     columns = zip(schema.columns, zip(*images, strict=True), strict=True)
     arrays = [pa.array(list(v), type=c.arrow_type) for c, v in columns if c.name not in schema.excluded]
-    return rows_of(pa.table(arrays, schema=schema.arrow_schema))
+    return rows_of(pa.table(arrays, schema=schema.column_schema))
 
 
 def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:

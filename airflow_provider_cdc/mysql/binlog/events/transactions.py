@@ -15,7 +15,6 @@ from airflow_provider_cdc.ddl.affected_tables import Statement, classify_stateme
 from airflow_provider_cdc.model.definition_history import CapturedTables
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, DdlError, TerminalError, TornFileError
 from airflow_provider_cdc.model.offset import Position
-from airflow_provider_cdc.model.schema import Column
 from airflow_provider_cdc.model.table_names import fold_table
 from airflow_provider_cdc.mysql.binlog.events.event import BinlogEvent, fail_at_event, fail_table_at_event
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
@@ -174,7 +173,7 @@ class TransactionAssembler:
         self._guard = StatementGuard(captured, indirect_writes)
         self.open_transaction: OpenTransaction | None = None
         # Table maps repeat constantly, so those that have been checked are cached by definition and content.
-        self.checked_table_maps: dict[tuple[str, tuple[Column, ...], bytes], TableMap] = {}
+        self.checked_table_maps: dict[tuple[str, bytes], TableMap] = {}
 
     def feed(self, event: BinlogEvent) -> Iterator[Transaction | Position]:
         """Process the next event.
@@ -354,7 +353,7 @@ class TransactionAssembler:
         if schema is None:
             tx.table_maps[table_id] = None
             return
-        known = schema.fingerprint(), schema.retained, bytes(event.body[8:])
+        known = schema.fingerprint(), bytes(event.body[8:])
         if known not in self.checked_table_maps:
             try:
                 self.checked_table_maps[known] = parse_table_map(

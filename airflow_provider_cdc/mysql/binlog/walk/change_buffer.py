@@ -48,8 +48,9 @@ class ChangeBuffer:
 
     def __init__(self, table: TableMap, decoders: CharsetDecoders, *, count_only: bool = False) -> None:
         self.table_map, columns = table, table.schema.columns
+        read_names = set() if count_only else {*table.schema.column_schema.names}
         self._plans = [
-            plan_column(c, wire, table, decoders, count_only or c.name in table.schema.excluded)
+            plan_column(c, wire, table, decoders, c.name not in read_names)
             for c, wire in zip(columns, table.columns, strict=True)
         ]
         count = len(columns)
@@ -167,13 +168,12 @@ class ChangeBuffer:
         self.table_line[kernel.ROW_COUNT] = rows
 
     def take_batch(self) -> pa.RecordBatch:
-        """Return a copy of the rows with the sink's schema, and empty the buffer.
+        """Return a copy of the rows with the table's ``row_schema``, and empty the buffer.
 
         :raises UnsupportedValue: for bytes that are not valid text, and for damaged documents.
         """
-        rows, schema = self.row_count, self.table_map.schema.sink_schema
+        rows, schema = self.row_count, self.table_map.schema.row_schema
         arrays = [self._to_arrow(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw_type != SKIPPED_TYPE]
-        arrays += self.table_map.schema.retained_nulls(rows)
         added: tuple[Any, ...] = (self._seqs, self._ops, self._timestamps)
         for array, field in zip(added, list(schema)[-3:], strict=True):
             content = copy_to_arrow(array[:rows])

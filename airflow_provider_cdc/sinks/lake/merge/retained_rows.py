@@ -152,7 +152,12 @@ class RetainedRowFinder:
 
 
 def find_overwrite_loss(
-    log: TableLog, key_lookup: KeyLookup, deletes: str, old_table: TableSchema, slices: Sequence[DataFile] | None
+    log: TableLog,
+    key_lookup: KeyLookup,
+    deletes: str,
+    old_table: TableSchema,
+    slices: Sequence[DataFile] | None,
+    reason: str | None = None,
 ) -> RetainedRowsLoss | None:
     """Return which of the kept rows an overwrite would lose.
 
@@ -164,7 +169,8 @@ def find_overwrite_loss(
     """
     new_schema = key_lookup.table_format.schema
     old_schema = with_deleted_column(old_table.sink_schema) if deletes == SOFT else old_table.sink_schema
-    reason = why_not_retainable(old_schema, old_table.key, new_schema, key_lookup.table_format.key_columns)
+    new_key = key_lookup.table_format.key_columns
+    reason = reason or why_not_retainable(old_schema, old_table.key, new_schema, new_key)
     if reason is None:
         return None
     comparable = all(

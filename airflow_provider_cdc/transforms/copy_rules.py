@@ -1,0 +1,99 @@
+"""What a pipeline's settings say about the columns and rows of the tables that it copies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.model.column_policy import EXCLUDE, HASH, ColumnPolicy
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.schema import Column, TableSchema
+from airflow_provider_cdc.transforms.condition import parse_condition
+from airflow_provider_cdc.transforms.policy_rules import policy_problem
+
+
+@dataclass(frozen=True)
+class CopyRules:
+    """The rules of one pipeline.
+
+    :param hash_key_id: identifies the secret key of hashed columns; ``None`` if it is unknown here.
+    """
+
+    pipeline: Pipeline
+    hash_key_id: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the rules; empty if all columns that are copied are copied as they are, in all rows."""
+        transforms = self.pipeline.transforms
+        if not (transforms.columns or transforms.where):
+            return ""
+        text = json.dumps([dict(transforms.columns), dict(transforms.where), self.hash_key_id], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def describe_difference(self, table: TableSchema) -> str | None:
+        """Return how the rules differ from those by which a copy was made; ``None`` if they do not.
+
+        :param table: the definition by which the copy was made.
+        """
+        try:
+            current = self.apply(table)
+        except NotReadyError as error:
+            return error.message
+        if current.condition != table.condition:
+            return f"transforms.where has another condition for {table.label} than its copy was made with"
+        old, new = ({policy.column: policy for policy in one.policies} for one in (table, current))
+        for column in table.copied_columns:
+            before, after = old.get(column.name), new.get(column.name)
+            if before is not None and after is not None and self.hash_key_id is None:
+                after = after.replace(key_id=before.key_id)
+            if before != after:
+                return (
+                    f"transforms.columns has another policy for {column.name} of {table.label} than its copy was made "
+                    "with"
+                )
+        return None
+
+    def apply(self, table: TableSchema) -> TableSchema:
+        """Return the definition of a table with what its copy has of it.
+
+        :param table: the definition as the source has it.
+        :raises NotReadyError: if a rule does not fit the table.
+        """
+        transforms, (database, name) = self.pipeline.transforms, table.id
+        for column in table.key_columns:
+            if transforms.excludes(database, name, column.name):
+                self._check_policy(table, column, ColumnPolicy(column.name, EXCLUDE))
+        table = table.select_columns(lambda column: self.pipeline.copies_column(database, name, column))
+        table = table.replace(policies=tuple(self._policies(table, table.copied_columns)))
+        condition = transforms.condition_of(database, name)
+        if condition is None:
+            return table.replace(condition=None, condition_columns=())
+        try:
+            columns = parse_condition(condition, table).columns
+        except NotReadyError as error:
+            raise NotReadyError(f"transforms.where: {error.message}", error.remedy, table=table.label) from None
+        return table.replace(condition=condition, condition_columns=columns)
+
+    def policy_of(self, table: TableSchema, column: Column) -> ColumnPolicy | None:
+        """Return the policy of one column of a table; ``None`` if its values and its name are copied as they are.
+
+        :raises NotReadyError: if the column cannot have it.
+        """
+        policy = self.pipeline.transforms.policy_of(table.database, table.name, column.name)
+        if policy is None:
+            return None
+        self._check_policy(table, column, policy)
+        return policy.replace(key_id=self.hash_key_id) if policy.action == HASH else policy
+
+    def _check_policy(self, table: TableSchema, column: Column, policy: ColumnPolicy) -> None:
+        if problem := policy_problem(column, policy, is_key=column.name in table.key):
+            raise NotReadyError(f"table {table.label}, {problem[0]}", problem[1], table=table.label)
+
+    def _policies(self, table: TableSchema, columns: tuple[Column, ...]) -> Iterator[ColumnPolicy]:
+        for column in columns:
+            if (policy := self.policy_of(table, column)) is not None:
+                yield policy

@@ -1,0 +1,132 @@
+"""The row transform: a pure function from rows as they are read to rows as the copy has them.
+
+Whatever a pipeline says about the columns and rows of a table happens here, once, for the snapshot, the stream,
+re-snapshots, comparisons and explanations alike. Tasks apply it where rows have become Arrow, before anything is
+written anywhere. docs/transforms.md has the semantics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.model.column_policy import ColumnPolicy
+from airflow_provider_cdc.model.schema import META_COLUMNS, OP_COLUMN, TableSchema
+from airflow_provider_cdc.transforms.column_values import apply_policy
+from airflow_provider_cdc.transforms.condition import Condition, parse_condition
+
+#: Operations in changes: see :mod:`airflow_provider_cdc.model.changes`; ``b`` is the old image of an update.
+_INSERT, _UPDATE, _DELETE, _BEFORE = "c", "u", "d", "b"
+
+
+@dataclass(frozen=True)
+class RowTransform:
+    """Turns rows of a table into rows of its copy.
+
+    :param table: the captured table.
+    :param hash_key: secret key of hashed columns; ``None`` if the pipeline hashes none.
+    """
+
+    table: TableSchema
+    hash_key: bytes | None = field(default=None, repr=False)
+
+    @cached_property
+    def condition(self) -> Condition | None:
+        """The condition that rows must satisfy to be in the copy; ``None`` for all rows."""
+        table = self.table
+        return None if table.condition is None else parse_condition(table.condition, table)
+
+    @cached_property
+    def _policies(self) -> dict[str, ColumnPolicy]:
+        return {policy.column: policy for policy in self.table.policies}
+
+    @cached_property
+    def _has_same_columns(self) -> bool:
+        table = self.table
+        return not (table.policies or table.retained) and table.read_columns == table.copied_columns
+
+    def rows(self, rows: pa.Table) -> pa.Table:
+        """Return the rows of the copy, in the sink's schema.
+
+        :param rows: rows in the table's ``row_schema``, each as it is at some moment: rows of a snapshot, or images of
+            rows in the binlog. Those that do not satisfy the condition are left out.
+        """
+        if self.condition is not None:
+            rows = rows.filter(self.condition.mask(rows))
+        return self.convert_columns(rows)
+
+    def changes(self, changes: pa.Table, *, with_before_images: bool = False) -> pa.Table:
+        """Return what changes do to the copy, in the sink's schema.
+
+        A row that no longer satisfies the condition is deleted from the copy. In a table without a key, changes are
+        images of rows, as for :meth:`rows`.
+
+        :param changes: changes in the table's ``row_schema``, in binlog order.
+        :param with_before_images: whether each update follows its old image, which has the operation ``b``. A table
+            with a condition whose deleted rows stay in the copy needs this: the last image that satisfied the
+            condition stays.
+        """
+        if self.condition is None and not with_before_images:
+            return self.convert_columns(changes)
+        operations, satisfied = changes[OP_COLUMN], np.ones(changes.num_rows, bool)
+        if self.condition is not None:
+            satisfied = _to_numpy(self.condition.mask(changes))
+        insert, update, before = (_to_numpy(pc.equal(operations, one)) for one in (_INSERT, _UPDATE, _BEFORE))
+        deletes, upserts = ~(insert | update | before), (insert | update) & satisfied
+        if not self.table.key:
+            deletes = (deletes | before) & satisfied
+        elif self.table.full_before_images:
+            is_last_image = self._changes_key(changes) | ~np.append(satisfied[1:], True)
+            deletes = (deletes | (before & is_last_image)) & satisfied
+        else:  # A delete needs the key only. An insert that fails concerns no row of the copy.
+            deletes |= (update & ~satisfied) | (before & self._changes_key(changes))
+        changes = changes.set_column(
+            changes.schema.get_field_index(OP_COLUMN),
+            changes.schema.field(OP_COLUMN),
+            pc.if_else(pa.array(deletes), pa.scalar(_DELETE), operations),
+        )
+        return self.convert_columns(changes.filter(pa.array(deletes | upserts)))
+
+    def _changes_key(self, changes: pa.Table) -> Any:
+        """Return a mask of the rows that are followed by a row with another key."""
+        if changes.num_rows < 2:
+            return np.zeros(changes.num_rows, bool)
+        keys = changes.select(list(self.table.key))
+        first, second = keys.slice(0, keys.num_rows - 1), keys.slice(1)
+        different = [_to_numpy(pc.not_equal(first[name], second[name])) for name in keys.column_names]
+        return np.append(np.logical_or.reduce(different), False)
+
+    def copy_keys(self, keys: pa.Table) -> pa.Table:
+        """Return the keys that rows have in the copy.
+
+        :param keys: the key columns of rows of the source.
+        """
+        columns = [
+            apply_policy(keys[c.name], c, self._policies[c.name], self.hash_key)
+            if c.name in self._policies
+            else keys[c.name]
+            for c in self.table.key_columns
+        ]
+        return pa.table(columns, names=list(self.table.copy.key))
+
+    def convert_columns(self, rows: pa.Table) -> pa.Table:
+        """Return rows in the sink's schema, one for each row, whether it satisfies the condition or not."""
+        if self._has_same_columns:
+            return rows
+        table, policies = self.table, self._policies
+        columns = [
+            apply_policy(rows[c.name], c, policies[c.name], self.hash_key) if c.name in policies else rows[c.name]
+            for c in table.copied_columns
+        ]
+        columns += [pa.nulls(rows.num_rows, column.arrow_type) for column in table.retained]
+        columns += [rows[name] for name in META_COLUMNS]
+        return pa.Table.from_arrays(columns, schema=table.sink_schema)
+
+
+def _to_numpy(mask: Any) -> Any:
+    return mask.to_numpy(zero_copy_only=False) if isinstance(mask, pa.Array) else mask.to_numpy()
