@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.config.patterns import check_patterns
 from airflow_provider_cdc.config.spark_conf import check_conf, check_master
+from airflow_provider_cdc.ddl.schema_modes import CHANGE_KINDS, EVOLVE, EXCEPTION, LENIENT, SCHEMA_MODES
 from airflow_provider_cdc.model import server_id_slots as slots
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.schema_modes import CHANGE_KINDS, EVOLVE, EXCEPTION, LENIENT, SCHEMA_MODES
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, StreamStart, check_start
 from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 

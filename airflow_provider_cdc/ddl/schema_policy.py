@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
-from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges
-from airflow_provider_cdc.model.row_retention import is_wider
-from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.model.schema_modes import (
+from airflow_provider_cdc.ddl.schema_modes import (
     ADD_COLUMN,
     ALTER_TYPE,
     CHANGE_KINDS,
@@ -18,13 +14,17 @@ from airflow_provider_cdc.model.schema_modes import (
     IGNORE,
     LENIENT,
 )
+from airflow_provider_cdc.ddl.token_cursor import DdlNotFollowed
+from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges
+from airflow_provider_cdc.model.row_retention import is_wider
+from airflow_provider_cdc.model.schema import TableSchema
 
 
 @dataclass(frozen=True)
 class SchemaPolicy:
     """Which changes of a definition are applied to the copy.
 
-    :param mode: one of :data:`~airflow_provider_cdc.model.schema_modes.SCHEMA_MODES`.
+    :param mode: one of :data:`~airflow_provider_cdc.ddl.schema_modes.SCHEMA_MODES`.
     :param copies_new_columns: whether new columns are copied; otherwise they are left out.
     :param drops_removed_columns: whether columns removed from the source are dropped; otherwise they stay, and new rows
         have NULL in them.

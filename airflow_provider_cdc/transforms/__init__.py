@@ -1,10 +1,10 @@
-"""What happens to rows on their way from the source to the copy.
+"""What happens to rows on their way from the source to the copy: which rows are copied, and which of their values.
 
-``column_values.apply_policy`` takes the values of a column and returns those of the copy: the same, hashed, masked,
-truncated, or NULL. ``policy_rules.policy_problem`` says which of these the type of a column allows, and what is refused
-for a column of the key. The policies themselves are values of ``model.column_policy``, which also has
-``copy_column``, the definition of a column in the copy; ``config.transforms`` reads them from the pipeline, and
-``config.hash_key`` the secret key. Everything works on whole Arrow arrays, and the same value gives the same result in
-a snapshot, in a batch and in a comparison. The room does no I/O. It knows types of columns, but neither servers nor
-sinks.
+``copy_rules.CopyRules`` turns the settings of a pipeline into a part of a table's definition, and refuses what does not
+fit the table. ``row_transform.RowTransform`` is the pure function from rows as they are read to rows of the copy; the
+snapshot, the stream, comparisons and explanations all use it, and no other code changes rows. ``condition`` parses and
+evaluates ``transforms.where`` (the parser is in ``condition_parser`` and ``condition_text``, the tree in
+``condition_tree``), and ``column_values`` applies ``transforms.columns``, of which ``policy_rules`` says what a column
+may have. Everything works on whole Arrow arrays, so the same row gives the same result wherever it comes from. The room
+does no I/O, and knows neither servers nor sinks; ``mysql.client.condition_sql`` writes as SQL what a condition implies.
 """

@@ -148,11 +148,14 @@ class _Parser:
         return self._compare_with(expression, expression.this, operator, literal)
 
     def _compare_with(self, expression: Any, column_name: Any, operator: str, value: Any) -> ConditionNode:
+        from sqlglot import exp
+
         column, literal = self._column(column_name), self._literal(value)
         try:
             return compare(column, operator, literal)
         except UnfitLiteral as error:
-            raise self._refused(expression, str(error), error.remedy) from None
+            part = value if isinstance(expression, exp.In) else expression  # a list may be long
+            raise self._refused(part, str(error), error.remedy) from None
 
     def _column(self, expression: Any) -> Column:
         from sqlglot import exp
@@ -207,4 +210,5 @@ def _one_of(nodes: list[ConditionNode]) -> ConditionNode:
     if not equal or equal[0].column.data_type in ("float", "double"):
         return AnyOf(tuple(nodes))  # 0 and -0 are equal, but not the same value of a set
     values = tuple(dict.fromkeys(node.value for node in equal))
-    return AnyOf((Membership(equal[0].column, values), *others))
+    members = Membership(equal[0].column, values)
+    return AnyOf((members, *others)) if others else members

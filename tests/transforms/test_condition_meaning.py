@@ -31,7 +31,7 @@ def of(kind: str, condition: str, *values: Any) -> list[bool]:
     return list(parse_condition(condition, TABLE).mask(arrow([{kind: value} for value in values])).to_pylist())
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**64))
 def test_any_condition_on_any_rows(seed: int) -> None:
     chance = random.Random(seed)
