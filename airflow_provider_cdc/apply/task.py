@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_cdc.config.delete_policy import ALL_HARD, HARD, IGNORE, SOFT, DeletePolicy
 from airflow_provider_cdc.ddl.indirect_writes import IndirectWrites
@@ -22,13 +23,15 @@ from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
 from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.keys.ownership import changes_after_snapshot
 from airflow_provider_cdc.sinks.files.layout import Layout, read_plan
 from airflow_provider_cdc.sinks.protocol import ChangeStaging, ChangeWriter, PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, sum_counts
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_record
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.transforms.row_transform import RowTransform
+from airflow_provider_cdc.transforms.sealed_bounds import open_plan
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.apply.batch_planner import BatchPlanner
@@ -86,15 +89,16 @@ class StreamJob:
         """Return the plan that this section uses. A process reads it from the sink once."""
         key = (self.storage.location(), self.pipeline, self.epoch, self.section)
         if self.plan_file is not None:
-            plan = read_record(self.storage, self.plan_file, Plan)
-            assert plan is not None  # it is written before the job
+            reading_plan = read_record(self.storage, self.plan_file, Plan)
+            assert reading_plan is not None  # it is written before the job
+            plan = open_plan(reading_plan, self.hash_key)
         elif key in _PLAN_CACHE:
             plan = _PLAN_CACHE[key]
         else:
             stored = read_plan(self.storage, Layout(self.pipeline))
             assert stored is not None  # no phase begins without a plan
             _PLAN_CACHE.clear()
-            _PLAN_CACHE[key] = plan = stored
+            _PLAN_CACHE[key] = plan = open_plan(stored, self.hash_key)
         # With soft deletes, the kept row is the delete's before image, so that must be complete.
         return plan.with_zero_dates(self.zero_dates).with_full_before_images(
             lambda table: self.deletes.mode_of(table) == SOFT
@@ -206,15 +210,34 @@ class StreamJob:
             ):
                 if isinstance(change, RowChanges):
                     self._check_definition(tables, change)
-                    transform, changes = transforms[change.table.id], pa.Table.from_batches([change.batch])
+                    changes = pa.Table.from_batches([change.batch])
+                    if change.table.has_hashed_key and self.plan_file is None:
+                        changes = self._changes_after_snapshot(plan, change.table, changes)
                     outputs.for_table(change.table).add(
-                        transform.changes(changes, with_before_images=with_before_images)
+                        transforms[change.table.id].changes(changes, with_before_images=with_before_images)
                     )
                 elif isinstance(change, Truncation):
                     outputs.empty(tables[change.table].newest, change.seq, change.commit_us)
         outputs.close()
         failpoint("batch.after_read")
         return {"start": start.to_json(), "end": end.to_json(), **outputs.manifest()}
+
+    def _changes_after_snapshot(self, plan: Plan, table: TableSchema, changes: pa.Table) -> pa.Table:
+        """Return the changes that the chunks of a table do not include yet, while its keys are still in clear.
+
+        For all other tables, the driver does this when it applies the changes.
+        """
+        index = next(i for i, one in enumerate(plan.tables) if one.id == table.id)
+        chunks = [chunk for chunk in plan.chunks if chunk.table == index]
+        high_watermarks: list[int] = []
+        if chunks:
+            name = Layout(self.pipeline).coverage(plan.generation, index)
+            high_watermarks = read_json(self.storage, name)["high_watermarks"]
+        start, first_seq = plan.start_seq(index), pc.min(changes[SEQ_COLUMN]).as_py()
+        if first_seq > max([start, *high_watermarks]):  # no key needs to be looked up
+            return changes
+        with closing(connect(self.connect_args)) as connection:
+            return changes_after_snapshot(connection, table, chunks, high_watermarks, start, changes)
 
     def _check_definition(self, tables: CapturedTables, changes: RowChanges) -> None:
         """Check that rows have the table's newest definition.

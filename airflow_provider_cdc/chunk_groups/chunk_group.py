@@ -119,6 +119,14 @@ def read_coverage(context: RunContext, plan: Plan, tables: Sequence[SinkTable]) 
     ]
 
 
+def write_coverage(context: RunContext, plan: Plan, coverage: Sequence[SnapshotCoverage]) -> None:
+    """Store the high watermarks of tables whose keys are hashed: only tasks can find the chunk of a changed row."""
+    for index in plan.active_tables:
+        if plan.tables[index].has_hashed_key and coverage[index].chunks:
+            name = context.layout.coverage(plan.generation, index)
+            write_json(context.storage, name, {"high_watermarks": coverage[index].high_watermarks})
+
+
 def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dict[int, set[int]]] | None:
     """Return, for each group, the tables by published attempt; ``None`` if the snapshot is incomplete."""
     published: dict[int, dict[int, set[int]]] = {}

@@ -34,6 +34,7 @@ from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, cou
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.transforms.row_transform import RowTransform
+from airflow_provider_cdc.transforms.sealed_bounds import open_plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +122,7 @@ class _SliceReader:
         self._binlog_source = BinlogSource(job.connect_args, job.timeline.server, copies[task_copy % len(copies)])
         group_plan = read_record(storage, layout.group_plan(job.generation, job.group), Plan)
         assert group_plan is not None  # it is written before the job
-        self._plan = group_plan.with_zero_dates(job.zero_dates)
+        self._plan = open_plan(group_plan, job.hash_key).with_zero_dates(job.zero_dates)
         self._slices = cut_into_slices(self._plan.chunks)
         notes = AttemptSignals(storage, layout.signals_folder(job.generation, job.group, job.attempt))
         self._raise_if_stopped = notes.raise_if_stopped

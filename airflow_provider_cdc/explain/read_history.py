@@ -35,6 +35,7 @@ from airflow_provider_cdc.resnapshot.staged_files import (
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.layout import read_amendments
 from airflow_provider_cdc.sinks.storage.storage import read_json, read_record
+from airflow_provider_cdc.transforms.sealed_bounds import open_plan
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class ReadHistory:
         plan = read_record(context.storage, layout.plan, Plan)
         assert plan is not None
         amendments = read_amendments(context.storage, layout, self.plan.generation)
-        plan = plan.with_amendments(step for step in amendments if not is_end(step))
+        plan = open_plan(plan.with_amendments(step for step in amendments if not is_end(step)), context.hash_key)
         return plan.with_zero_dates(context.pipeline.source.zero_dates)
 
     def _find_owning_chunk(self, plan: Plan) -> Chunk | None:

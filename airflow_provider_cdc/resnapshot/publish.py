@@ -94,6 +94,11 @@ def find_refusal(
         refusal = publish_refusal(staged, index, plan, timeline, target.markers().get, captured=captured)
         if refusal is not None:
             return PublishRefusal(f"{refusal.reason} (table {table.label})") if is_group else refusal
+        if table.has_hashed_key and staged.scope != TABLE:
+            return PublishRefusal(
+                f"the key of {table.label} is hashed in its copy, so its rows there belong to no chunk group",
+                remedy=f"Re-snapshot the whole table: airflow-cdc resnapshot --table {table.label}",
+            )
         before = plan.definitions_for(timeline)[index].at(staged.start.at) if is_group else None
         if before is not None and before.fingerprint() != table.fingerprint():
             return PublishRefusal(f"{table.label} was altered since it was read")
@@ -148,6 +153,7 @@ def _commit_rows(
         def is_owned(keys: pa.Table) -> pa.Array:
             if not table.key:  # one group has the whole table
                 return pa.repeat(True, keys.num_rows)
+            assert not table.has_hashed_key  # refused once a stream has written rows
             return mask_owned_rows(connection, table, chunks, table.source_keys(keys))
 
         file_group = None if staged.scope == RANGES else (group.plan.generation, group.number)
@@ -399,7 +405,8 @@ class ReadPublisher:
             message += f", but cannot be published: {refusal.reason}"
             remedy = refusal.remedy or "Re-snapshot it again"
             if staged.scope == GROUP:
-                message, remedy = f"{message}; the rows published before stay", "Clear its task to read it again"
+                message = f"{message}; the rows published before stay"
+                remedy = refusal.remedy or "Clear its task to read it again"
             self.context.report_event(
                 self.store, "reread_dropped", message, table=self._label, remedy=remedy, by=staged.requested_by
             )

@@ -24,6 +24,7 @@ from airflow_provider_cdc.sinks.protocol import Feature, Fenceable
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.transforms.sealed_bounds import seal_plan
 
 
 def replan_if_purged(context: RunContext, store: StateDatabase) -> Plan:
@@ -93,7 +94,7 @@ def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> 
             f"the binlog of the server ends at {new_plan.p0.at}, and was read up to {timeline.position(read_seq)}"
         )
     plan_file = layout.next_plan(new_plan.generation)
-    write_json_once(context.storage, plan_file, new_plan.to_json())
+    write_json_once(context.storage, plan_file, seal_plan(new_plan, context.hash_key).to_json())
     failpoint("next_snapshot.after_plan")
     write_json(context.storage, layout.plan, read_json(context.storage, plan_file))
     failpoint("next_snapshot.after_switch")

@@ -51,6 +51,7 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage.storage import write_json
 from airflow_provider_cdc.state import ControlRequestRow, StateDatabase
+from airflow_provider_cdc.transforms.sealed_bounds import seal_plan
 
 #: Returns ranges of a table's keys in key order, without overlaps.
 RangeFinder = Callable[["Connection[Any]", TableSchema], Sequence[Chunk]]
@@ -247,7 +248,8 @@ def _stage_chunks(
     number = allocate_read_number(context, plan, scope, index)  # after the start position was taken
     chunks = tuple(chunk.replace(number=no, group=number) for no, chunk in enumerate(planned_chunks))
     group = ChunkGroup(context, reading_plan.replace(chunks=chunks), number)
-    write_json(context.storage, context.layout.group_plan(plan.generation, number), group.plan.to_json())
+    sealed = seal_plan(group.plan, context.hash_key)
+    write_json(context.storage, context.layout.group_plan(plan.generation, number), sealed.to_json())
     manifests = group.write_manifest(1, _read_slices(group, since, timeline, run, plan.tables[index].label))
     staged = StagedRead(
         number,
@@ -347,6 +349,8 @@ def _check_definition(context: RunContext, plan: Plan, index: int, current: Tabl
         )
     if not table.key:
         raise NotReadyError(f"{table.label} has no usable key", whole_remedy, table=table.label)
+    if table.has_hashed_key:
+        raise NotReadyError(f"the key of {table.label} is hashed in its copy", whole_remedy, table=table.label)
     try:
         conformed = context.schema_policy.decide_definition(table, current)
     except DdlNotFollowed as error:

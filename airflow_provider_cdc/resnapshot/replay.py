@@ -16,7 +16,7 @@ from airflow_provider_cdc.apply.applier import explain_missing_rows
 from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, watermarks_of
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes
+from airflow_provider_cdc.model.changes import apply_changes, changes_after, last_changes, mask_changed_keys
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.multiset import find_removed_rows, net_change, without_removed_rows
 from airflow_provider_cdc.model.offset import Offset
@@ -65,6 +65,8 @@ class BinlogReplay:
             with explain_missing_rows(table, timeline):
                 return self._replay_keyless(file, high_seq, changes, emptied)
         chunk_numbers = [[chunk["no"] for chunk in entry["chunks"]] for entry in entries]
+        if table.has_hashed_key:
+            return self._replay_by_hashed_key(files, last_changes(changes, table.copy.key), emptied)
         # Reduce to the last change of each key first; then drop what was read already.
         return self._replay_keyed(files, chunk_numbers, high_seqs, last_changes(changes, table.copy.key), emptied)
 
@@ -112,6 +114,29 @@ class BinlogReplay:
         added = apply_changes(table.sink_schema.empty_table(), outside, table.copy.key)
         return [*replayed, self._stage_rows([added])] if added.num_rows else replayed
 
+    def _replay_by_hashed_key(self, files: Sequence[DataFile], changes: pa.Table, emptied: int) -> list[DataFile]:
+        """Return the staged files of a whole table whose keys are hashed, so that nothing tells the chunk of a key.
+
+        A change counts if it is after the row that was read, which has the high watermark of its chunk. If no row was
+        read, the last change of the key counts: had its chunk been read after it, a row would have been read, unless
+        the change is a delete.
+
+        :param changes: the last change of each key.
+        """
+        table, replayed = self.group.plan.tables[self.index], list[DataFile]()
+        key = table.copy.key
+        for file in files:
+            rows = pa.concat_tables([table.sink_schema.empty_table(), *self.target.read_staged(file)])
+            known = mask_changed_keys(changes, rows, key) if rows.num_rows else pa.array([False] * changes.num_rows)
+            changes_of_file, changes = changes.filter(known), changes.filter(pc.invert(known))
+            living_rows = rows.filter(pc.greater_equal(rows[SEQ_COLUMN], emptied))
+            newer_changes = _changes_after_rows(changes_of_file, living_rows, key)
+            if newer_changes.num_rows or living_rows.num_rows < rows.num_rows:
+                file = self._stage_rows([apply_changes(living_rows, newer_changes, key)])
+            replayed.append(file)
+        added = apply_changes(table.sink_schema.empty_table(), changes, key)
+        return [*replayed, self._stage_rows([added])] if added.num_rows else replayed
+
     def _replay_keyless(self, file: DataFile, high_seq: int, changes: pa.Table, emptied: int) -> list[DataFile]:
         """Return the staged files of a table without a key with the changes after its high watermark applied."""
         table = self.group.plan.tables[self.index]
@@ -152,3 +177,19 @@ class BinlogReplay:
     def _stage_rows(self, rows: Iterable[pa.Table]) -> DataFile:
         folder = f"{self.group.plan.generation}/{self.group.number}/{self.staged.attempt}"
         return self.target.stage(f"{folder}/replayed-{uuid.uuid4().hex}", rows)
+
+
+def _changes_after_rows(changes: pa.Table, rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the changes that are after the row of their key, or whose key has no row.
+
+    :param changes: at most one change of each key.
+    """
+    if not changes.num_rows or not rows.num_rows:
+        return changes
+    names = [str(i) for i in range(len(key))]
+    numbers = pa.array(np.arange(changes.num_rows))
+    left = pa.table([*(changes[name] for name in key), changes[SEQ_COLUMN], numbers], [*names, "changed", "number"])
+    right = pa.table([*(rows[name] for name in key), rows[SEQ_COLUMN]], [*names, "read"])
+    joined = left.join(right, names, join_type="left outer")
+    is_newer = pc.or_kleene(pc.is_null(joined["read"]), pc.greater(joined["changed"], joined["read"]))
+    return changes.take(pa.array(np.sort(joined.filter(is_newer)["number"].to_numpy())))

@@ -16,6 +16,7 @@ from airflow_provider_cdc.model.staged_read import FIRST_READ_NUMBER, GROUP, TAB
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.storage import read_json, read_record, write_json, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.transforms.sealed_bounds import open_plan
 
 
 class ReadOutcome(NamedTuple):
@@ -142,4 +143,4 @@ def load_reading_plan(context: RunContext, plan: Plan, table: int, number: int) 
             f"the plan {context.storage.location(name)} of a re-snapshot is missing",
             f"Restore it, or re-snapshot the table: airflow-cdc resnapshot --table {plan.tables[table].label}",
         )
-    return stored.with_zero_dates(context.pipeline.source.zero_dates)
+    return open_plan(stored, context.hash_key).with_zero_dates(context.pipeline.source.zero_dates)

@@ -44,6 +44,7 @@ from airflow_provider_cdc.sinks.storage.storage import Storage, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.transforms.copy_rules import CopyRules
 from airflow_provider_cdc.transforms.row_transform import RowTransform
+from airflow_provider_cdc.transforms.sealed_bounds import open_plan, seal_plan
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.protocol import PipelineSink
@@ -229,7 +230,7 @@ class RunContext:
         stored_plan = read_plan(self.storage, self.layout)
         if stored_plan is None:
             return None
-        plan = stored_plan.with_zero_dates(self.pipeline.source.zero_dates)
+        plan = open_plan(stored_plan, self.hash_key).with_zero_dates(self.pipeline.source.zero_dates)
         if plan.patterns[2:] != self._patterns[2:]:
             changed_columns = self.find_changed_rules(plan)
             if changed_columns and self.sink.resume_point().read_with_timeline() is None:
@@ -367,7 +368,7 @@ class RunContext:
                     self.require_feature(Feature.KEYLESS, f"table {table.label} has no usable key")
             self._refuse_lost_plan(plan)
             self.storage.deny_others(self.layout.pipeline_folder)  # it contains key values of rows
-            if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
+            if not write_json_once(self.storage, self.layout.plan, seal_plan(plan, self.hash_key).to_json()):
                 return self.ensure_plan(state_database)  # another process was faster: its plan counts
             summary = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
             summary = summary if plan.start == SNAPSHOT else f"no snapshot, start at {format_start(plan.start)}"

@@ -16,6 +16,7 @@ from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
+from airflow_provider_cdc.transforms.sealed_bounds import seal_replan
 
 
 def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> None:
@@ -51,5 +52,6 @@ def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> N
             lambda found: policy.decide_definition(table, found, is_requested=True),
         )
     name = context.layout.amendment(plan.generation, index, revision + 1)
-    if write_json_once(context.storage, name, amendment.to_json()):
+    sealed = seal_replan(amendment, amendment.definitions.newest, context.hash_key)
+    if write_json_once(context.storage, name, sealed.to_json()):
         context.reporter.line(f"{error.message}: the table is read again under its new definition")

@@ -58,6 +58,7 @@ from airflow_provider_cdc.snapshot.retention_guard import RetentionGuard
 from airflow_provider_cdc.snapshot.snapshot_observer import NullObserver, SnapshotObserver
 from airflow_provider_cdc.state import TAKEN_OVER, StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.transforms.sealed_bounds import seal_plan
 
 #: Number of a slice -> (attempt that read it, its manifest).
 FinishedSlices = dict[int, tuple[int, dict[str, Any]]]
@@ -315,7 +316,7 @@ def _read_slices(
     write_json(
         context.storage,
         context.layout.group_plan(plan.generation, group.number),
-        plan.for_group(group.number).to_json(),
+        seal_plan(plan.for_group(group.number), context.hash_key).to_json(),
     )
     job = make_snapshot_job(group, group_claim.attempt, missing, since, timeline, read_number)
     group_claim.report_progress()

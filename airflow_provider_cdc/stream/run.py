@@ -9,7 +9,7 @@ from airflow_provider_cdc.apply.applier import Applier, epoch_fence, highest_epo
 from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
 from airflow_provider_cdc.apply.follow_ddl import apply_pending_definitions
 from airflow_provider_cdc.apply.task import StreamJob, merge_manifests
-from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
+from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage, write_coverage
 from airflow_provider_cdc.chunk_groups.task import run_in_threads as run_slices
 from airflow_provider_cdc.config.fingerprint import settings_fingerprint
 from airflow_provider_cdc.config.spark_conf import is_local_master
@@ -127,6 +127,7 @@ def _begin_epoch(
             )
             # Until the fence was raised, a group may have been re-snapshotted.
             snapshot_coverage = read_coverage(context, plan, tables) or snapshot_coverage
+            write_coverage(context, plan, snapshot_coverage)
             maintenance = MaintenanceWorker(open_sink_tables(context, plan), run_compactions_in_threads, context.warn)
             applier = Applier(context, plan, tables, snapshot_coverage, resume_point, number, maintenance.mark_changed)
             prefetch_worker = PrefetchWorker(

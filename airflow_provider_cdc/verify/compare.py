@@ -148,7 +148,9 @@ class TableComparer:
             at_least=is_limited,
             columns=diff.differing_columns,
         )
-        return self._locate_differences(verdict, diff, chunks, at) if diff.differing_keys else verdict
+        if not diff.differing_keys or self.table.has_hashed_key:  # a hash does not tell the key
+            return verdict
+        return self._locate_differences(verdict, diff, chunks, at)
 
     # ------------------------------------------------------------ sums, and rows
 

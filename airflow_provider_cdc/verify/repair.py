@@ -87,7 +87,7 @@ def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: 
     for verdict in verdicts:
         if verdict.verdict != UNEQUAL:
             continue
-        if (reason := _why_not_repairable(verdict)) is not None:
+        if (reason := _why_not_repairable(verdict, plan.tables[indexes[verdict.table]])) is not None:
             remedy = f"Re-snapshot the whole table: airflow-cdc resnapshot --table {verdict.table}"
             context.warn(f"{verdict.table} is not repaired: {reason}. {remedy}")
             continue
@@ -101,8 +101,10 @@ def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: 
     return repaired_labels
 
 
-def _why_not_repairable(verdict: TableComparison) -> str | None:
+def _why_not_repairable(verdict: TableComparison, table: TableSchema) -> str | None:
     """Return why the rows of a table cannot be re-snapshotted by key; ``None`` if they can."""
+    if table.has_hashed_key:
+        return "its key is hashed in the copy"
     if not verdict.differences:
         return "it has no usable key"
     if (known := len(verdict.differences)) < verdict.missing + verdict.extra + verdict.different:

@@ -120,6 +120,10 @@ class Layout:
         """Return the manifest file of a slice; written once, when the slice is complete."""
         return f"{self.slices_folder(table, generation, group)}/{attempt}/slice-{number:05d}.json"
 
+    def coverage(self, generation: int, table: int) -> str:
+        """Return the file with the high watermarks of a table's chunks, for tasks that have its keys in clear."""
+        return f"{self.groups_folder(generation)}/coverage-{table}.json"
+
     def staged_reads_folder(self, generation: int) -> str:
         """Return the folder of staged reads, with one file for each attempt that waits to be published."""
         return f"{self.pipeline_folder}/staged/{generation}"
