@@ -30,7 +30,7 @@ from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, cou
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
-from airflow_provider_cdc.transforms.row_transform import RowTransform
+from airflow_provider_cdc.transforms.row_transform import BinlogOrigin, RowTransform
 from airflow_provider_cdc.transforms.sealed_bounds import open_plan
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class StreamJob:
             self.timeline,
             text_decoders,
             with_before_images=with_before_images,
-            with_gtids=bool(applied_gtids),
+            with_gtids=bool(applied_gtids) or any("gtid" in table.metadata for table in newest_definitions),
             indirect_writes=indirect_writes,
         )
         name = f"epoch-{self.epoch}/{self.timeline.seq(start.at)}-{attempt}"
@@ -214,7 +214,11 @@ class StreamJob:
                     if change.table.has_hashed_key and self.plan_file is None:
                         changes = self._changes_after_snapshot(plan, change.table, changes)
                     outputs.for_table(change.table).add(
-                        transforms[change.table.id].changes(changes, with_before_images=with_before_images)
+                        transforms[change.table.id].changes(
+                            changes,
+                            BinlogOrigin(self.timeline, change.gtids),
+                            with_before_images=with_before_images,
+                        )
                     )
                 elif isinstance(change, Truncation):
                     outputs.empty(tables[change.table].newest, change.seq, change.commit_us)

@@ -33,7 +33,7 @@ from airflow_provider_cdc.sinks.protocol import PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
-from airflow_provider_cdc.transforms.row_transform import RowTransform
+from airflow_provider_cdc.transforms.row_transform import BinlogOrigin, RowTransform
 from airflow_provider_cdc.transforms.sealed_bounds import open_plan
 
 if TYPE_CHECKING:
@@ -197,12 +197,12 @@ class _SliceReader:
 
     def _read_chunk(self, table: TableSchema, chunk: Chunk, chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
         count, started = 0, time.monotonic()
-        transform = RowTransform(table, self._job.hash_key)
+        transform, origin = RowTransform(table, self._job.hash_key), BinlogOrigin(self._job.timeline)
         parts = self._read_chunk_parts(self._window_reader_for(chunk.table), table, chunk, self._watermarks)
         with closing(parts):
             for part in parts:
                 self._throttle.record_chunk(started, part.rows.num_rows, part.rows.nbytes)
-                rows = transform.rows(part.rows)
+                rows = transform.rows(part.rows, origin)
                 count += rows.num_rows
                 entry = {
                     "no": chunk.number,

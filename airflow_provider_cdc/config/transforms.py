@@ -14,6 +14,7 @@ from airflow_provider_cdc.model.column_policy import (
     HEX,
     KEEP,
     MASK,
+    METADATA_COLUMNS,
     NULL,
     TRUNCATE,
     ColumnPolicy,
@@ -31,6 +32,8 @@ _WORDS: dict[str, dict[str, Any]] = {HASH: {HASH: HEX}, MASK: {MASK: 0}}
 #: More characters than a value of the source can have.
 _MAX_LENGTH = (1 << 31) - 1
 _MAX_NAME = 255
+#: Metadata that is no choice, with its columns.
+_ALWAYS_COPIED = {"operation": "_cdc_op", "commit_time": "_cdc_ts"}
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,21 @@ class Transforms:
         ``{hash: binary}``), ``mask`` (``{mask: n}``: the last ``n`` characters stay), ``{truncate: n}`` (the first
         ``n`` characters or bytes stay), ``null`` (or ``None``, which is how YAML reads the bare word), ``exclude``, or
         ``{rename: name}``, which may be combined with the policies in braces.
+    :param metadata: further columns of each copy, about the last change of each row: ``database``, ``table``,
+        ``server``, ``file``, ``position`` and ``gtid``, as ``_cdc_database`` and so on. Commit time and operation are
+        always there.
     :param where: anchored regular expression ``database.table`` -> condition that the rows of the copy fulfil, as SQL.
     """
 
     hash_key_conn_id: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
     where: Mapping[str, str] = field(default_factory=dict, hash=False)
+    metadata: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", _check_columns(self.columns))
         object.__setattr__(self, "where", _check_conditions(self.where))
+        object.__setattr__(self, "metadata", _check_metadata(self.metadata))
         if self.hash_key_conn_id is not None:
             check_conn_id("transforms.hash_key_conn_id", self.hash_key_conn_id)
         hashed = [pattern for pattern, policy in self.columns.items() if HASH in policy]
@@ -155,6 +163,23 @@ def _check_conditions(conditions: object) -> dict[str, str]:
         if not isinstance(condition, str) or not condition.strip():
             raise invalid_value(f"transforms.where: {pattern}", condition, "a condition such as tenant_id = 7")
     return {pattern: condition.strip() for pattern, condition in values.items()}
+
+
+def _check_metadata(names: object) -> tuple[str, ...]:
+    """Return the names in the order of the columns."""
+    allowed = f"a list of {', '.join(METADATA_COLUMNS)}"
+    if names is None:
+        return ()
+    if isinstance(names, str) or not isinstance(names, list | tuple):
+        raise invalid_value("transforms.metadata", names, allowed)
+    for name in names:
+        if name in _ALWAYS_COPIED:
+            raise NotReadyError(
+                f"transforms.metadata has {name}, which each copy has as {_ALWAYS_COPIED[name]}", "Leave it out"
+            )
+        if name not in METADATA_COLUMNS:
+            raise invalid_value("transforms.metadata", name, allowed)
+    return tuple(name for name in METADATA_COLUMNS if name in names)
 
 
 def _check_policy(key: str, policy: object) -> Any:

@@ -1,4 +1,7 @@
-"""What happens to the values of a column on their way from the source to the copy."""
+"""What happens to the values of a column on their way from the source to the copy, and which columns the copy adds.
+
+This module imports nothing heavy, because settings are checked with it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,16 @@ EXCLUDE = "exclude"
 #: Forms of a hash: 64 lower-case hexadecimal digits, or 32 bytes.
 HEX, BINARY = ENCODINGS = ("hex", "binary")
 HEX_DIGITS, HASH_BYTES = 64, 32
+
+#: Columns that a copy may have besides, by the name of the setting: where a row's last change was in the source.
+METADATA_COLUMNS = {
+    "database": "_cdc_database",
+    "table": "_cdc_table",
+    "server": "_cdc_server",
+    "file": "_cdc_file",
+    "position": "_cdc_pos",
+    "gtid": "_cdc_gtid",
+}
 
 
 class ColumnPolicy(JsonRecord, frozen=True):

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.model.schema import META_COLUMNS, OP_COLUMN, SEQ_COLUMN
+from airflow_provider_cdc.model.schema import OP_COLUMN, PROJECT_COLUMNS, SEQ_COLUMN
 
 _ROW = "row"
 #: For each file, the rows to remove: number of a row group -> indices in it.
@@ -113,7 +113,7 @@ def find_removed_rows(
         then.
     :raises MissingRowsError: if fewer rows exist than are to be removed.
     """
-    names = [name for name in change.removed.column_names if name not in META_COLUMNS]
+    names = [name for name in change.removed.column_names if name not in PROJECT_COLUMNS]
     wanted = row_images(change.removed, names)
     missing_counts, removed_rows = change.removed_counts.copy(), RemovedRows()
     for path, groups in files:

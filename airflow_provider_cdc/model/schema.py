@@ -13,7 +13,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.column_policy import HASH, ColumnPolicy, copy_column
+from airflow_provider_cdc.model.column_policy import HASH, METADATA_COLUMNS, ColumnPolicy, copy_column
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.json_record import JsonRecord
 
@@ -32,6 +32,8 @@ HIDDEN_SUFFIX = "/* hidden */"
 #: Columns that the project adds after those of the source, in this order.
 SEQ_COLUMN, OP_COLUMN, TS_COLUMN = "_cdc_seq", "_cdc_op", "_cdc_ts"
 META_COLUMNS = (SEQ_COLUMN, OP_COLUMN, TS_COLUMN)
+#: All columns that are no values of the source.
+PROJECT_COLUMNS = frozenset({*META_COLUMNS, *METADATA_COLUMNS.values()})
 #: Follows them in tables that keep deleted rows: whether a row is deleted in the source.
 DELETED_COLUMN = "_cdc_deleted"
 
@@ -196,6 +198,7 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
     :param policies: policies of the columns whose values or names the copy does not have as they are, in ordinal order.
     :param condition: SQL condition that a row must satisfy to be in the copy; ``None`` if all rows are copied.
     :param condition_columns: names of the columns that the condition reads, which may be excluded.
+    :param metadata: keys of :data:`METADATA_COLUMNS`: columns of the copy about the last change of each row.
     :param zero_dates: how an invalid date such as 0000-00-00 is handled: ``error`` or ``null``. A setting of the
         pipeline, not part of the definition; a stored value does not count.
     :param full_before_images: whether updates and deletes must have full before images; otherwise the key suffices, if
@@ -228,6 +231,7 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
     policies: tuple[ColumnPolicy, ...] = ()
     condition: str | None = None
     condition_columns: tuple[str, ...] = ()
+    metadata: tuple[str, ...] = ()
 
     @property
     def id(self) -> tuple[str, str]:
@@ -304,7 +308,10 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
         """Return the same table, of which the copy has what it has of another definition of this table."""
         table = self.select_columns(lambda name: name not in other.excluded)
         return table.replace(
-            policies=other.policies, condition=other.condition, condition_columns=other.condition_columns
+            policies=other.policies,
+            condition=other.condition,
+            condition_columns=other.condition_columns,
+            metadata=other.metadata,
         )
 
     # ------------------------------------------------------------ the copy
@@ -355,13 +362,20 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
 
     @cached_property
     def sink_schema(self) -> pa.Schema:
-        """Arrow schema of a sink table: the columns of the copy, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
-        return _with_meta_fields(pa.schema([pa.field(c.name, c.arrow_type) for c in self.sink_columns]))
+        """Arrow schema of a sink table: the columns of the copy, metadata, ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
+        fields = [pa.field(c.name, c.arrow_type) for c in self.sink_columns]
+        return _with_meta_fields(pa.schema([*fields, *self.metadata_fields]))
+
+    @property
+    def metadata_fields(self) -> list[pa.Field]:
+        """Fields of the columns about the last change of each row."""
+        types = {"position": pa.int64()}
+        return [pa.field(METADATA_COLUMNS[key], types.get(key, pa.string())) for key in self.metadata]
 
     @cached_property
     def _compared_fields(self) -> tuple[object, ...]:
         names = (self.database, self.name, self.key, self.excluded, self.key_index)
-        rules = (self.policies, self.condition)
+        rules = (self.policies, self.condition, self.metadata)
         return (*names, *rules, self.columns, self.zero_dates, self.full_before_images)
 
     def __eq__(self, other: object) -> bool:
@@ -385,6 +399,7 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
             policies=self.policies,
             condition=self.condition,
             condition_columns=self.condition_columns,
+            metadata=self.metadata,
         ).to_json()
         return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -29,9 +29,10 @@ class CopyRules:
     def fingerprint(self) -> str:
         """A hash of the rules; empty if all columns that are copied are copied as they are, in all rows."""
         transforms = self.pipeline.transforms
-        if not (transforms.columns or transforms.where):
+        rules = [dict(transforms.columns), dict(transforms.where), list(transforms.metadata)]
+        if not any(rules):
             return ""
-        text = json.dumps([dict(transforms.columns), dict(transforms.where), self.hash_key_id], sort_keys=True)
+        text = json.dumps([*rules, self.hash_key_id], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe_difference(self, table: TableSchema) -> str | None:
@@ -45,6 +46,8 @@ class CopyRules:
             return error.message
         if current.condition != table.condition:
             return f"transforms.where has another condition for {table.label} than its copy was made with"
+        if current.metadata != table.metadata:
+            return f"transforms.metadata lists other columns than the copy of {table.label} has"
         old, new = ({policy.column: policy for policy in one.policies} for one in (table, current))
         for column in table.copied_columns:
             before, after = old.get(column.name), new.get(column.name)
@@ -68,7 +71,7 @@ class CopyRules:
             if transforms.excludes(database, name, column.name):
                 self._check_policy(table, column, ColumnPolicy(column.name, EXCLUDE))
         table = table.select_columns(lambda column: self.pipeline.copies_column(database, name, column))
-        table = table.replace(policies=tuple(self._policies(table, table.copied_columns)))
+        table = table.replace(policies=tuple(self._policies(table, table.copied_columns)), metadata=transforms.metadata)
         condition = transforms.condition_of(database, name)
         if condition is None:
             return table.replace(condition=None, condition_columns=())

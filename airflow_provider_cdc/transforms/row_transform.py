@@ -7,6 +7,7 @@ written anywhere. docs/transforms.md has the semantics.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,12 +17,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.column_policy import ColumnPolicy
-from airflow_provider_cdc.model.schema import META_COLUMNS, OP_COLUMN, TableSchema
+from airflow_provider_cdc.model.offset import POSITION_BITS, Timeline
+from airflow_provider_cdc.model.schema import META_COLUMNS, OP_COLUMN, SEQ_COLUMN, TableSchema
 from airflow_provider_cdc.transforms.column_values import apply_policy
 from airflow_provider_cdc.transforms.condition import Condition, parse_condition
 
 #: Operations in changes: see :mod:`airflow_provider_cdc.model.changes`; ``b`` is the old image of an update.
 _INSERT, _UPDATE, _DELETE, _BEFORE = "c", "u", "d", "b"
+
+
+@dataclass(frozen=True)
+class BinlogOrigin:
+    """Where rows come from, for metadata columns.
+
+    :param timeline: numbers the transactions of the server.
+    :param gtids: GTIDs of transactions, by ``_cdc_seq``. Rows that were read have none.
+    """
+
+    timeline: Timeline
+    gtids: Mapping[int, str] = field(default_factory=dict)
+
+    def values(self, key: str, table: TableSchema, seqs: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+        """Return the values of one metadata column.
+
+        :param key: one of :data:`~airflow_provider_cdc.model.schema.METADATA_COLUMNS`.
+        :param seqs: ``_cdc_seq`` of the rows.
+        """
+        constants = {"database": table.database, "table": table.name, "server": self.timeline.server}
+        if key in constants:
+            return pa.repeat(constants[key], len(seqs))
+        if key == "position":
+            return pc.bit_wise_and(seqs, pa.scalar((1 << POSITION_BITS) - 1, pa.int64()))
+        transactions, numbers = np.unique(seqs.to_numpy(), return_inverse=True)
+        if key == "gtid":
+            names = [self.gtids.get(int(seq)) or None for seq in transactions]
+        else:
+            names = [self.timeline.position(int(seq)).file for seq in transactions]
+        return pa.array(names, pa.string()).take(pa.array(numbers))
 
 
 @dataclass(frozen=True)
@@ -48,31 +80,35 @@ class RowTransform:
     @cached_property
     def _has_same_columns(self) -> bool:
         table = self.table
-        return not (table.policies or table.retained) and table.read_columns == table.copied_columns
+        return not (table.policies or table.retained or table.metadata) and table.read_columns == table.copied_columns
 
-    def rows(self, rows: pa.Table) -> pa.Table:
+    def rows(self, rows: pa.Table, origin: BinlogOrigin | None = None) -> pa.Table:
         """Return the rows of the copy, in the sink's schema.
 
         :param rows: rows in the table's ``row_schema``, each as it is at some moment: rows of a snapshot, or images of
             rows in the binlog. Those that do not satisfy the condition are left out.
+        :param origin: where they come from; without it, metadata columns are NULL.
         """
         if self.condition is not None:
             rows = rows.filter(self.condition.mask(rows))
-        return self.convert_columns(rows)
+        return self.convert_columns(rows, origin)
 
-    def changes(self, changes: pa.Table, *, with_before_images: bool = False) -> pa.Table:
+    def changes(
+        self, changes: pa.Table, origin: BinlogOrigin | None = None, *, with_before_images: bool = False
+    ) -> pa.Table:
         """Return what changes do to the copy, in the sink's schema.
 
         A row that no longer satisfies the condition is deleted from the copy. In a table without a key, changes are
         images of rows, as for :meth:`rows`.
 
         :param changes: changes in the table's ``row_schema``, in binlog order.
+        :param origin: as for :meth:`rows`.
         :param with_before_images: whether each update follows its old image, which has the operation ``b``. A table
             with a condition whose deleted rows stay in the copy needs this: the last image that satisfied the
             condition stays.
         """
         if self.condition is None and not with_before_images:
-            return self.convert_columns(changes)
+            return self.convert_columns(changes, origin)
         operations, satisfied = changes[OP_COLUMN], np.ones(changes.num_rows, bool)
         if self.condition is not None:
             satisfied = _to_numpy(self.condition.mask(changes))
@@ -90,7 +126,7 @@ class RowTransform:
             changes.schema.field(OP_COLUMN),
             pc.if_else(pa.array(deletes), pa.scalar(_DELETE), operations),
         )
-        return self.convert_columns(changes.filter(pa.array(deletes | upserts)))
+        return self.convert_columns(changes.filter(pa.array(deletes | upserts)), origin)
 
     def _changes_key(self, changes: pa.Table) -> Any:
         """Return a mask of the rows that are followed by a row with another key."""
@@ -114,8 +150,11 @@ class RowTransform:
         ]
         return pa.table(columns, names=list(self.table.copy.key))
 
-    def convert_columns(self, rows: pa.Table) -> pa.Table:
-        """Return rows in the sink's schema, one for each row, whether it satisfies the condition or not."""
+    def convert_columns(self, rows: pa.Table, origin: BinlogOrigin | None = None) -> pa.Table:
+        """Return rows in the sink's schema, one for each row, whether it satisfies the condition or not.
+
+        :param origin: as for :meth:`rows`.
+        """
         if self._has_same_columns:
             return rows
         table, policies = self.table, self._policies
@@ -124,6 +163,9 @@ class RowTransform:
             for c in table.copied_columns
         ]
         columns += [pa.nulls(rows.num_rows, column.arrow_type) for column in table.retained]
+        for key, added in zip(table.metadata, table.metadata_fields, strict=True):
+            values = pa.nulls(rows.num_rows) if origin is None else origin.values(key, table, rows[SEQ_COLUMN])
+            columns.append(values.cast(added.type))
         columns += [rows[name] for name in META_COLUMNS]
         return pa.Table.from_arrays(columns, schema=table.sink_schema)
 

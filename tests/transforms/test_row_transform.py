@@ -32,9 +32,9 @@ def changes_of(table: TableSchema, *rows: tuple[str, int, int, int | None, str |
     return pa.Table.from_arrays(arrays, schema=table.row_schema)
 
 
-def outcome(table: TableSchema, changes: pa.Table, **how: bool) -> list[tuple[str, int, int]]:
+def outcome(table: TableSchema, changes: pa.Table, *, with_before_images: bool = False) -> list[tuple[str, int, int]]:
     """What is left of changes: (operation, id, seq)."""
-    left = RowTransform(table).changes(changes, **how)
+    left = RowTransform(table).changes(changes, with_before_images=with_before_images)
     assert left.schema == table.sink_schema
     return list(zip(left[OP_COLUMN].to_pylist(), left["id"].to_pylist(), left[SEQ_COLUMN].to_pylist(), strict=True))
 

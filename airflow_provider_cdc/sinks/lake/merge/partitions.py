@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
-from airflow_provider_cdc.model.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
+from airflow_provider_cdc.model.schema import KEY_TYPES, PROJECT_COLUMNS, Column, TableSchema
 from airflow_provider_cdc.sinks.files.parquet import (
     NO_PARTITION,
     DataFile,
@@ -124,7 +124,7 @@ class TableFormat:
     @property
     def identity_columns(self) -> list[str]:
         """Columns that identify rows."""
-        return list(self.key_columns) or [name for name in self.schema.names if name not in META_COLUMNS]
+        return list(self.key_columns) or [name for name in self.schema.names if name not in PROJECT_COLUMNS]
 
     @property
     def columns(self) -> list[str]:
@@ -365,6 +365,6 @@ def _why_not_partitionable(field: PartitionField, columns: Mapping[str, Column])
         return f"the column is {column.column_type}", "Use a part of a DATE, DATETIME, or TIMESTAMP"
     if field.unit == "hour" and kind == "date":
         return "a DATE has no hour", f"Write {{day: {field.column}}}"
-    if field.unit is not None and field.column_name.lower() in {name.lower() for name in (*columns, *META_COLUMNS)}:
+    if field.unit is not None and field.column_name.lower() in {name.lower() for name in (*columns, *PROJECT_COLUMNS)}:
         return f"the table has a column {field.column_name} of its own", "Partition by that one, or leave this one out"
     return None
