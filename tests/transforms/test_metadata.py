@@ -121,4 +121,6 @@ def test_a_row_without_a_key_that_is_deleted_while_it_is_read_again(
     server.session(database, "DELETE FROM keyless WHERE id = 1")
     cli.catch_up()
     assert sorted(rows(cli, database, "keyless")) == [2, 5]
+    with cli.opened() as (_, store):
+        assert store.last_events(database, 10, ["table_rejoined"]) != []
     assert {verdict.verdict for verdict in verify_tables(cli.context)} == {"equal"}
