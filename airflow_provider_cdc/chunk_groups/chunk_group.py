@@ -344,8 +344,16 @@ class ChunkGroup:
         return by_number
 
     def _is_valid_slice(self, manifest: Mapping[str, Any]) -> bool:
-        """Return whether a slice matches its manifest, and the manifest matches the plan."""
-        chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
+        """Return whether a slice matches its manifest, and the manifest matches the plan.
+
+        The folder may have slices of another pipeline, whose chunks have other keys. Older manifests do not name it.
+        """
+        if manifest.get("pipeline", self.plan.pipeline) != self.plan.pipeline or manifest["slice"] >= len(self.slices):
+            return False
+        chunks = self.slices[manifest["slice"]]
+        if manifest["table"] != chunks[0].table:
+            return False
+        table = self.plan.tables[manifest["table"]]
         begin, seq = entry_resume_point(manifest).at, entry_timeline(manifest).seq
         return (
             [c["no"] for c in manifest["chunks"]] == [c.number for c in chunks]

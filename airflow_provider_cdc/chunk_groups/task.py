@@ -172,6 +172,7 @@ class _SliceReader:
         self, table: TableSchema, no: int, file: DataFile, chunk_entries: list[dict[str, Any]]
     ) -> dict[str, Any]:
         return {
+            "pipeline": self._plan.pipeline,
             "slice": no,
             "table": self._slices[no][0].table,
             "fingerprint": table.fingerprint(),

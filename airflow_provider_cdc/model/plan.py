@@ -101,6 +101,7 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
     :param amendments: what the stream has recorded about the tables since, in order of ``_cdc_seq``.
     :param superseded_chunks: planned chunks of tables whose rows no longer come from the snapshot, because the table
         was re-snapshotted as a whole or is suspended.
+    :param sink_kind: ``sink.kind`` that the plan was made with; empty in older plans, whose tables show it.
     """
 
     pipeline: str
@@ -116,6 +117,7 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
     lower_case: bool = False
     amendments: tuple[Amendment, ...] = ()
     superseded_chunks: tuple[Chunk, ...] = ()
+    sink_kind: str = ""
 
     @property
     def p0_seq(self) -> int:

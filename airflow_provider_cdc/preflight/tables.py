@@ -23,7 +23,7 @@ from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 from airflow_provider_cdc.mysql.client.throttle import replica_lag
 from airflow_provider_cdc.preflight.check_result import CheckResult, require_grant, run_check
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
+from airflow_provider_cdc.sinks.protocol import Adoptable, Feature, InFolder, SinkTable
 from airflow_provider_cdc.snapshot.retention_guard import forecast_snapshot
 
 
@@ -46,12 +46,16 @@ def check_tables(context: RunContext, connection: Connection[Any]) -> list[Check
     results += run_check(lambda: _check_folder_conflicts(context, matched))
     results += run_check(lambda: _check_cascades(connection, matched))
     results += run_check(lambda: _check_aria_tables(connection))
-    results += run_check(lambda: _check_plan_changes(context, matched))
+    plan_results = run_check(lambda: _check_plan_changes(context, matched))
+    results += plan_results
+    finds_copies = all(result.level != "error" for result in plan_results)
     results += run_check(lambda: _check_replica(context, connection, matched))
     results += run_check(lambda: _check_retention(context, connection, matched))
     suspended = _suspended_tables(context)
     for database, table, engine in matched:
-        table_results = run_check(lambda d=database, t=table, e=engine: _check_table(context, connection, d, t, e))  # type: ignore[misc]
+        table_results = run_check(
+            lambda d=database, t=table, e=engine: _check_table(context, connection, d, t, e, finds_copies=finds_copies)  # type: ignore[misc]
+        )
         has_error = any(result.level == "error" for result in table_results)
         if has_error and not _is_in_source(connection, database, table):
             table_results = [
@@ -240,23 +244,23 @@ def _check_plan_changes(context: RunContext, matched: list[tuple[str, str, str]]
 
 
 def _check_table(
-    context: RunContext, connection: Connection[Any], database: str, table: str, engine: str
+    context: RunContext,
+    connection: Connection[Any],
+    database: str,
+    table: str,
+    engine: str,
+    *,
+    finds_copies: bool,
 ) -> Iterator[CheckResult]:
+    """Check a table and its copy.
+
+    :param finds_copies: whether the copies are where the settings say. Otherwise, the copy is not looked for.
+    """
     schema: TableSchema = read_schema(connection, database, table, engine, context.copy_rules.apply)
     context.pipeline.sink.delete_policy.mode_of(schema)
-    with suppress(OSError):  # a sink that cannot be read is reported by another check
-        if (target := context.sink.table(schema)).exists():
-            if isinstance(target, Adoptable) and target.will_adopt(context.pipeline.name):
-                yield CheckResult(
-                    "warning",
-                    f"the {target.name} was created by something else, and is adopted: all of its rows are replaced",
-                    "Its current rows stay readable in an older version for as long as its files are kept. To refuse "
-                    "the table, remove sink.adopt",
-                )
-            else:
-                if isinstance(target, Adoptable):
-                    target.check_owner(context.pipeline.name)
-                target.markers()  # raises the reason if the table can no longer be written
+    if finds_copies:
+        with suppress(OSError):  # a sink that cannot be read is reported by another check
+            yield from _check_copy(context, context.sink.table(schema))
     # Select every column: with a grant on only some of them, the others would not even be listed.
     require_grant(
         lambda: query_rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema)
@@ -281,6 +285,24 @@ def _check_table(
         "resumed and needs a moment without writes to the table, and every delete and update searches its whole copy",
         "Add a primary key (or a NOT NULL unique key) of integers, decimals, strings, binaries or dates",
     )
+
+
+def _check_copy(context: RunContext, target: SinkTable) -> Iterator[CheckResult]:
+    """Check the sink table of a table, or that it can be created."""
+    if not target.exists():
+        if isinstance(target, InFolder):
+            target.check_folder_is_free()
+    elif isinstance(target, Adoptable) and target.will_adopt(context.pipeline.name):
+        yield CheckResult(
+            "warning",
+            f"the {target.name} was created by something else, and is adopted: all of its rows are replaced",
+            "Its current rows stay readable in an older version for as long as its files are kept. To refuse "
+            "the table, remove sink.adopt",
+        )
+    else:
+        if isinstance(target, Adoptable):
+            target.check_owner(context.pipeline.name)
+        target.markers()  # raises the reason if the table can no longer be written
 
 
 def _generated_columns(connection: Connection[Any], table: TableSchema) -> list[str]:

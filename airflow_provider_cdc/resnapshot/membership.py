@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.fingerprint import RELOADABLE_SETTINGS, settings_fingerprint
-from airflow_provider_cdc.model.errors import ADDED, REMOVED, NotReadyError, TransientError
+from airflow_provider_cdc.model.errors import ADDED, REMOVED, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.model.schema import TableSchema
@@ -26,7 +26,7 @@ from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.resnapshot.suspension import make_suspension
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
+from airflow_provider_cdc.sinks.protocol import Adoptable, Feature, InFolder
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
@@ -101,6 +101,11 @@ def _check_addable(context: RunContext, ids: list[tuple[str, str]], table: Table
             f"there is a {target.name}, which this pipeline did not create",
             "Remove it, or exclude the table in source.exclude",
         )
+    if not target.exists() and isinstance(target, InFolder):
+        try:
+            target.check_folder_is_free()
+        except TerminalError as error:
+            raise NotReadyError(error.message, error.remedy) from None
 
 
 def add_new_tables(context: RunContext, store: StateDatabase, plan: Plan) -> Plan:

@@ -37,7 +37,7 @@ from airflow_provider_cdc.mysql.positions.start import plan_without_snapshot
 from airflow_provider_cdc.runtime.liveness import LivenessMonitor
 from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.sinks.files.layout import Layout, LocalFiles, amendment_file, list_amendments, read_plan
-from airflow_provider_cdc.sinks.protocol import Adoptable, Feature
+from airflow_provider_cdc.sinks.protocol import Adoptable, Feature, InFolder
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage, write_json_once
@@ -230,6 +230,7 @@ class RunContext:
         stored_plan = read_plan(self.storage, self.layout)
         if stored_plan is None:
             return None
+        self._refuse_other_kind(stored_plan)
         plan = open_plan(stored_plan, self.hash_key).with_zero_dates(self.pipeline.source.zero_dates)
         if plan.patterns[2:] != self._patterns[2:]:
             changed_columns = self.find_changed_rules(plan)
@@ -256,6 +257,15 @@ class RunContext:
                 "A pipeline can begin only once: undo the change, or start with a fresh sink.path",
             )
         return plan
+
+    def _refuse_other_kind(self, plan: Plan) -> None:
+        """Refuse a plan of a sink of another kind, before anything asks the sink. An older plan does not tell."""
+        if plan.sink_kind and plan.sink_kind != self.pipeline.sink.kind:
+            raise NotReadyError(
+                f"sink.kind of {plan.pipeline} is {self.pipeline.sink.kind}, but its tables are of kind "
+                f"{plan.sink_kind}",
+                "Set it back; or, to copy into another kind of sink, use another name and a fresh sink.path",
+            )
 
     @property
     def schema_policy(self) -> SchemaPolicy:
@@ -354,7 +364,7 @@ class RunContext:
             paths.check_distinct(table.id for table in plan.tables)
             for table in plan.tables:
                 pipeline.sink.delete_policy.mode_of(table)  # refuses a mode that the table cannot have
-            plan = plan.replace(table_path=paths.template, lower_case=paths.lower_case)
+            plan = plan.replace(table_path=paths.template, lower_case=paths.lower_case, sink_kind=pipeline.sink.kind)
             return plan.replace(p0=with_file_start_time(plan.p0, open_at))
 
     def ensure_plan(self, state_database: StateDatabase) -> Plan:
@@ -379,9 +389,14 @@ class RunContext:
         return plan
 
     def _refuse_lost_plan(self, plan: Plan) -> None:
-        """Refuse sink tables that exist without a plan: tables are created after it, so their rows are unknown."""
+        """Refuse sink tables that exist without a plan: tables are created after it, so their rows are unknown.
+
+        So are folders that have a table which is not that of this sink.
+        """
         for table in plan.tables:
             target = self.sink.table(table)
+            if isinstance(target, InFolder) and not target.exists():
+                target.check_folder_is_free()
             # Check again: a process that started at the same time may have written the plan and then created the table.
             if target.exists() and self.storage.read(self.layout.plan) is None:
                 if isinstance(target, Adoptable) and target.will_adopt(plan.pipeline):

@@ -387,6 +387,17 @@ class Adoptable(Protocol):
         """
 
 
+@runtime_checkable
+class InFolder(Protocol):
+    """A table that has a folder, where it deletes files that it does not need: no other table may be there."""
+
+    def check_folder_is_free(self) -> None:
+        """Refuse to create the table in the folder of another one, of whatever format, before anything is written.
+
+        :raises TerminalError: if the folder has files of another table.
+        """
+
+
 class TableSize(JsonRecord, frozen=True):
     """The size of a table, as recorded in its log: no data file is opened.
 

@@ -108,6 +108,15 @@ def test_finished_files_are_used_again(killed: World, nursery: Nursery) -> None:
     assert killed.equal(nursery)
 
 
+def test_older_manifests_do_not_name_their_pipeline(killed: World) -> None:
+    for sidecar in map(killed.sidecar, range(3)):
+        older = json.loads(sidecar.read_text())
+        assert older.pop("pipeline") == "slices"
+        sidecar.write_text(json.dumps(older))
+    killed.run()
+    assert killed.read[0].slice_numbers == (3, 4)
+
+
 def change(sidecar: Path, **values: Any) -> None:
     sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), **values}))
 
@@ -135,6 +144,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "half a manifest": lambda sidecar: sidecar.write_text(sidecar.read_text()[:200]),
     "a chunk is missing": lambda sidecar: change(sidecar, chunks=json.loads(sidecar.read_text())["chunks"][1:]),
     "the chunks of another plan": lambda sidecar: change_chunk(sidecar, no=70),
+    "another pipeline": lambda sidecar: change(sidecar, pipeline="another"),
+    "a number that the plan lacks": lambda sidecar: change(sidecar, slice=99),
     "another definition": lambda sidecar: change(sidecar, fingerprint="of yesterday"),
     "high below low": swapped,
     "low before the plan": lambda sidecar: change_chunk(sidecar, lw=["binlog.000001", 4]),

@@ -45,7 +45,7 @@ from airflow_provider_cdc.sinks.lake.compaction import FileCompaction
 from airflow_provider_cdc.sinks.lake.lake_table import LakeTable
 from airflow_provider_cdc.sinks.lake.log.file_commit import FileCommit, dead_rows_of
 from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
-from airflow_provider_cdc.sinks.lake.table_checks import OWNER_PROPERTY, check_owner, owner_of
+from airflow_provider_cdc.sinks.lake.table_checks import OWNER_PROPERTY, check_no_other_format, check_owner, owner_of
 from airflow_provider_cdc.sinks.lake.transactional_table import COMMIT_TRIES, back_off
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -94,6 +94,7 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
         )
         for attempt in range(COMMIT_TRIES):
             if not self.exists():
+                self.check_folder_is_free()
                 self._log.commit([{"protocol": protocol}, {"metaData": new_metadata}], "CREATE TABLE")
             elif not self.will_adopt(pipeline) or self._log.commit(
                 adoption_actions(self._log, new_metadata, protocol), "OVERWRITE"
@@ -104,6 +105,10 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
         self._log.refresh()
         check_owner(self._log, pipeline)
         check_column_names(self.load_log(), new_metadata)
+
+    def check_folder_is_free(self) -> None:
+        """Refuse the folder of another table; see :class:`~airflow_provider_cdc.sinks.protocol.InFolder`."""
+        check_no_other_format(self.storage, self.name, "an Iceberg table", "metadata", _is_iceberg_metadata)
 
     def will_adopt(self, pipeline: str) -> bool:
         """Return whether :meth:`create` adopts it; see :class:`~airflow_provider_cdc.sinks.protocol.Adoptable`."""
@@ -205,3 +210,9 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
             if (file := log.files.get(path)) is not None and file.deletion_vector is not None:
                 log.cache_dead_rows(path, file.deletion_vector, rows)
         return True
+
+
+def _is_iceberg_metadata(path: str) -> bool:
+    """Return whether a file is metadata or a manifest list of an Iceberg table, or names the folder's owner."""
+    name = path.rpartition("/")[2]
+    return name.endswith((".metadata.json", "-table.json")) or (name.startswith("snap-") and name.endswith(".avro"))

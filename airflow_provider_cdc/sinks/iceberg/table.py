@@ -109,7 +109,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         """
         for attempt in range(COMMIT_TRIES):
             if not self.exists():
-                check_folder_is_free(self.storage, self.name)
+                self.check_folder_is_free()
                 self._open_catalog().create_table(self.identifier, self._new_metadata(pipeline))
             elif not self.will_adopt(pipeline) or self._adopt(pipeline):
                 break
@@ -124,6 +124,10 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
                 f"the {self.name} has other columns than its source table",
                 "It was written by other software, or under another definition: use a fresh sink.path, or remove it",
             )
+
+    def check_folder_is_free(self) -> None:
+        """Refuse the folder of another table; see :class:`~airflow_provider_cdc.sinks.protocol.InFolder`."""
+        check_folder_is_free(self.storage, self.name)
 
     def will_adopt(self, pipeline: str) -> bool:
         """Return whether :meth:`create` adopts it; see :class:`~airflow_provider_cdc.sinks.protocol.Adoptable`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from airflow_provider_cdc.config.delete_policy import HARD
 from airflow_provider_cdc.config.table_properties import OWN_PREFIX
@@ -11,6 +11,7 @@ from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.lake.log.table_log import TableLog
 from airflow_provider_cdc.sinks.lake.merge.partitions import SETTING, TableFormat
 from airflow_provider_cdc.sinks.lake.table_options import TableOptions
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: Property of a table: the pipeline that owns it.
 OWNER_PROPERTY = f"{OWN_PREFIX}pipeline"
@@ -70,6 +71,25 @@ def check_owner(log: TableLog, pipeline: str) -> None:
     if owner != pipeline:
         raise TerminalError(
             f"{text}, but by {owner}", "Choose another sink.path: only one pipeline may write to a table"
+        )
+
+
+def check_no_other_format(
+    storage: Storage, name: str, other_format: str, folder: str, is_part: Callable[[str], bool]
+) -> None:
+    """Refuse to create a table in the folder of one of another format: each deletes files that it does not know.
+
+    :param storage: storage of the folder.
+    :param name: name of the new table in messages.
+    :param other_format: what messages call the other table.
+    :param folder: subfolder with the metadata of that format.
+    :param is_part: tells from the path of a file there whether it belongs to a table of that format.
+    :raises TerminalError: if the folder has such a file.
+    """
+    if any(is_part(path) for path, _ in storage.list(folder)):
+        raise TerminalError(
+            f"the folder {storage.location()} of the {name} has {other_format}: nothing was written there",
+            "Choose another sink.path or sink.table_path; or, if nobody needs that table any more, remove the folder",
         )
 
 

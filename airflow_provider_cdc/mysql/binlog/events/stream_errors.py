@@ -35,7 +35,10 @@ def translate_stream_error(error: Exception, where: str) -> CdcError:
     if code != _ER_SOURCE_FATAL:
         return TransientError(f"no binlog stream at {where}: {text}", "Check that the server is up, and run again")
     if "server_uuid/server_id" in text:
-        remedy = "Another reader has the same replica server id or UUID: stop it, or give this pipeline another id"
+        remedy = (
+            "Another reader has the same replica server id or UUID, such as another pipeline with the same name, or "
+            "the same source.server_id: stop it, or change one of the two"
+        )
     elif "purged" in text or "Could not find first log file" in text:
         return PurgedError(
             f"the server refuses the binlog at {where}: {text}",

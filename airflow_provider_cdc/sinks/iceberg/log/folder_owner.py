@@ -9,6 +9,7 @@ from __future__ import annotations
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import METADATA_FOLDER, is_manifest_list
+from airflow_provider_cdc.sinks.lake.table_checks import check_no_other_format
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_record, write_json_once
 
 #: The file. Spark's ``remove_orphan_files``, which deletes files that no snapshot uses, skips names like this one.
@@ -29,12 +30,13 @@ class FolderOwner(JsonRecord, frozen=True):
 
 
 def check_folder_is_free(storage: Storage, name: str) -> None:
-    """Refuse to create a table in a folder that belongs to another one, or has files of one.
+    """Refuse to create a table in a folder that belongs to another one, or has files of one, of whatever format.
 
     :param storage: storage of the folder.
     :param name: name of the new table in messages.
     :raises TerminalError: if it does.
     """
+    check_no_other_format(storage, name, "a Delta table", "_delta_log", lambda _path: True)
     owner = read_record(storage, OWNER_FILE, FolderOwner)
     if owner is not None:
         raise _make_error(storage, name, owner)

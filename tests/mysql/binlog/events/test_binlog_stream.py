@@ -189,7 +189,10 @@ def test_the_same_replica_twice(mysql_server: MySQLServer) -> None:
         next(events)
         with open_stream(mysql_server, here(mysql_server), **same) as second:
             next(iter(second))
-            with pytest.raises(TerminalError, match="Another reader has the same replica server id"):
+            with pytest.raises(
+                TerminalError,
+                match="Another reader has the same replica server id or UUID, such as another pipeline with the same",
+            ):
                 list(events)
 
 
