@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from posixpath import dirname
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -79,6 +80,12 @@ class CatalogSettings:
     properties: tuple[tuple[str, str], ...] = ()
     access: StoreAccess | None = field(default=None, repr=False)
 
+    def is_file_in(self, path: str) -> bool:
+        """Return whether it is a file of SQLite right below a folder, such as ``sink.path``."""
+        folder = local_folder_of(path) if StoreAddress.parse(path) is None else None
+        file = self.uri.removeprefix("sqlite:///").partition("?")[0]
+        return folder is not None and self.uri.startswith("sqlite:///") and dirname(file) == folder.rstrip("/")
+
     @property
     def store(self) -> StoreAccess | None:
         """Access to the object store with the files; ``None`` to use the environment of each host."""
@@ -102,7 +109,8 @@ def check_catalog(catalog: object) -> dict[str, str]:
     if catalog is None:
         return {}
     if not isinstance(catalog, Mapping):
-        raise invalid_value("sink.catalog", type(catalog).__name__, "a mapping such as {type: rest, uri: https://...}")
+        shown = catalog if catalog in (REST, SQL, *_OTHER_TYPES) else type(catalog).__name__  # another could be secret
+        raise invalid_value("sink.catalog", shown, "a mapping such as {type: rest, uri: https://...}")
     kind = _check_type("sink.catalog.type", catalog["type"]) if "type" in catalog else None
     # Without a type, it may be that of the connection.
     known = (*_COMMON, *(_REST_PROPERTIES if kind != SQL else ()), *(_SQL_PROPERTIES if kind != REST else ()))

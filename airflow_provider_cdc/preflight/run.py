@@ -20,7 +20,7 @@ from airflow_provider_cdc.preflight.check_result import CheckResult, run_check
 from airflow_provider_cdc.preflight.server import check_server, check_server_ids
 from airflow_provider_cdc.preflight.tables import check_tables
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.sinks.protocol import Feature, HasCatalog
 from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
 
 #: Free bytes below which a disk is nearly full: too little for a batch, a compaction and the state database.
@@ -34,6 +34,7 @@ def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResul
     """
     results: list[CheckResult] = []
     results += run_check(lambda: _check_sink(context))
+    results += run_check(lambda: _check_catalog(context))
     results += run_check(lambda: _check_sink_supports(context))
     results += run_check(lambda: _check_connection_security(context))
     if spark:
@@ -86,6 +87,13 @@ def _check_sink(context: RunContext) -> Iterator[CheckResult]:
     yield from _check_disk_space(f"sink {path}", existing)
     if odd_characters := url_escaped_characters(folder):
         yield CheckResult("warning", f"sink.path {path} has {odd_characters!r} in it", URL_READERS_REMEDY)
+
+
+def _check_catalog(context: RunContext) -> Iterator[CheckResult]:
+    """Check the catalog of the tables, if the sink has one."""
+    sink = context.sink
+    if isinstance(sink, HasCatalog):
+        yield CheckResult("ok", f"catalog of the tables: {sink.check_catalog()}")
 
 
 def _why_not_writable(folder: Path) -> str | None:

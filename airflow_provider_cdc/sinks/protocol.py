@@ -388,6 +388,19 @@ class Adoptable(Protocol):
 
 
 @runtime_checkable
+class HasCatalog(Protocol):
+    """A sink whose tables are in a catalog."""
+
+    def check_catalog(self) -> str:
+        """Check that the catalog can be used, without writing anything.
+
+        :returns: what messages call it, with its address, but no secrets, and its name.
+        :raises NotReadyError: if it cannot be used with these settings.
+        :raises TransientError: if it does not answer now.
+        """
+
+
+@runtime_checkable
 class InFolder(Protocol):
     """A table that has a folder, where it deletes files that it does not need: no other table may be there."""
 

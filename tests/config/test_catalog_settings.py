@@ -129,7 +129,8 @@ def test_sql_catalogs() -> None:
         ({"uri": URI, "wharehouse": "x"}, "unknown key sink.catalog.wharehouse", "The keys here are type, uri"),
         ({"type": "sql", "uri": "sqlite:////c", "warehouse": "x"}, "unknown key sink.catalog.warehouse", "The keys"),
         ({"uri": URI, "warehouse": ["x"]}, "sink.catalog: 'warehouse' has no usable value", "Write it as pyiceberg"),
-        ("sql", "sink.catalog is 'str'", "It must be a mapping such as"),
+        ("sql", "sink.catalog is 'sql'", "It must be a mapping such as"),
+        ("postgresql://u:sesame@h/d", "sink.catalog is 'str'", "It must be a mapping such as"),
     ],
 )
 def test_settings_that_are_refused(catalog: Any, message: str, remedy: str) -> None:

@@ -111,6 +111,12 @@ class IcebergSink:
             options,
         )
 
+    def check_catalog(self) -> str:
+        """Check the catalog; see :class:`~airflow_provider_cdc.sinks.protocol.HasCatalog`."""
+        if self.catalog.is_file_in(self.path) and not os.path.exists(self.path):
+            return f"SQL catalog {self.catalog.uri}, which is made with the first table"
+        return self._catalog().check()
+
     def change_staging(self) -> TableChangeStaging:
         """Return change staging in the tables' folders, and in a folder for what does not become part of them."""
 

@@ -71,6 +71,61 @@ def test_a_catalog_that_does_not_run(mysql_server: MySQLServer, table: str, tmp_
     refused(cli, f"the REST catalog {address}", "Check that it runs, and the network path to it", code=3)
 
 
+def test_the_folder_of_a_catalog_that_does_not_exist(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:
+    """Known at once, and before the snapshot is planned."""
+    uri = f"sqlite:///{tmp_path}/nowhere/c.db"
+    cli = pipeline(tmp_path / "a", mysql_server, table, catalog={"type": "sql", "uri": uri})
+    refused(cli, f"the SQL catalog {uri} is not usable: its folder {tmp_path}/nowhere does not accept a file")
+
+
+def test_a_file_that_is_no_catalog(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:
+    (tmp_path / "c.db").write_text("no database" * 1000)
+    uri = f"sqlite:///{tmp_path}/c.db"
+    cli = pipeline(tmp_path / "a", mysql_server, table, catalog={"type": "sql", "uri": uri})
+    refused(cli, f"the SQL catalog {uri} is not usable", "Correct the uri of the catalog")
+
+
+def test_https_at_a_server_that_speaks_http(
+    mysql_server: MySQLServer, table: str, tmp_path: Path, proxy: RestProxy
+) -> None:
+    uri = proxy.uri.replace("http://", "https://")
+    cli = pipeline(tmp_path / "a", mysql_server, table, {"host": uri})
+    refused(cli, f"the REST catalog {uri}: the server speaks http, not https", "Correct the catalog's uri")
+
+
+def test_a_port_that_is_no_catalog(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:
+    uri = f"http://127.0.0.1:{mysql_server.port}"
+    cli = pipeline(tmp_path / "a", mysql_server, table, catalog={"type": "rest", "uri": uri})
+    refused(cli, f"the REST catalog {uri}: the server does not speak http", "Correct the catalog's uri")
+
+
+def test_check_names_the_catalog(mysql_server: MySQLServer, table: str, tmp_path: Path, proxy: RestProxy) -> None:
+    def named(cli: Cli) -> str:
+        (line,) = (line for line in cli.call("check").out.splitlines() if "catalog of the tables" in line)
+        assert line.startswith("ok") and "sesame" not in line, line
+        return line
+
+    cli = pipeline(tmp_path / "a", mysql_server, table)
+    uri = f"SQL catalog sqlite:///{cli.sink}/iceberg_catalog.db"
+    assert named(cli).endswith(f"{uri}, which is made with the first table")
+    assert not cli.sink.exists()
+    cli.snapshot()
+    assert named(cli).endswith(f"{uri}, name iceberg")
+    cli = pipeline(
+        tmp_path / "b", mysql_server, table, catalog={"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "name": "x"}
+    )
+    assert named(cli).endswith(f"SQL catalog sqlite:///{tmp_path}/c.db, name x")
+    assert not (tmp_path / "c.db").exists()
+    proxy.credential = ("us", "sesame")
+    cli = pipeline(
+        tmp_path / "c",
+        mysql_server,
+        table,
+        {"host": proxy.uri, "login": "us", "password": "sesame", "extra": {"warehouse": "main"}},
+    )
+    assert named(cli).endswith(f"REST catalog {proxy.uri}, warehouse main")
+
+
 @pytest.mark.parametrize("login", [{"login": "us", "password": "sesame1"}, {"extra": {"token": "sesame2"}}])
 def test_a_wrong_secret(
     mysql_server: MySQLServer, table: str, tmp_path: Path, proxy: RestProxy, login: dict[str, Any]

@@ -59,6 +59,14 @@ class Catalog(Protocol):
     def name(self) -> str:
         """What messages call it, without secrets, such as ``REST catalog https://catalog.example.com``."""
 
+    def check(self) -> str:
+        """Check that the catalog answers, and that this client can write to it as far as that is known. Write nothing.
+
+        :return: what messages call it, with the name by which other software opens it.
+        :raises NotReadyError: if it cannot be used with these settings.
+        :raises TransientError: if it does not answer now.
+        """
+
     def load_table(self, table: TableIdentifier) -> CatalogTable | None:
         """Return a table as it is now; ``None`` if there is no table or view of this name."""
 

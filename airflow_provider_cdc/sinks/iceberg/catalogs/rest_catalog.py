@@ -34,6 +34,12 @@ class RestCatalog:
         """See :class:`Catalog`."""
         return self._name
 
+    def check(self) -> str:
+        """See :class:`Catalog`. The server's configuration is asked for, with a token if there are credentials."""
+        self._client.open()
+        warehouse = self._client.warehouse
+        return f"{self._name}, warehouse {warehouse}" if warehouse else self._name
+
     def load_table(self, table: TableIdentifier) -> CatalogTable | None:
         """See :class:`Catalog`."""
         response = self._client.ask("GET", self._path_of(table))

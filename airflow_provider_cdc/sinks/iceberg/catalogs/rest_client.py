@@ -7,9 +7,11 @@ not understand. Nothing is repeated but a request that was refused because its t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from http.client import BadStatusLine, RemoteDisconnected
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -27,6 +29,8 @@ _TOKEN_REFUSED = (401, 419)
 #: pyiceberg would ask for credentials for the files of tables, which nothing here uses.
 _OWN_PROPERTIES = {"header.X-Iceberg-Access-Delegation": ""}
 _CHECK_CREDENTIALS = "Correct login and password (client id and secret), or the token, in sink.conn_id"
+#: What OpenSSL says of a server that answers in plain text.
+_NOT_TLS = re.compile("WRONG_VERSION_NUMBER|wrong version number|UNKNOWN_PROTOCOL|RECORD_LAYER_FAILURE")
 _CHECK_URI = "Correct the catalog's uri, which ends before /v1, and its warehouse"
 
 
@@ -66,6 +70,19 @@ class RestClient:
         self._name, self._secrets = name, secrets
         self._properties = {**properties, **_OWN_PROPERTIES}
         self._catalog: Any = None
+
+    def open(self) -> None:
+        """Ask the server for its configuration, unless that was done before.
+
+        :raises TransientError: if it does not answer.
+        :raises NotReadyError: if it is no catalog, or cannot be used with these properties.
+        """
+        self._open()
+
+    @property
+    def warehouse(self) -> str:
+        """Name of the warehouse in the properties; empty if there is none."""
+        return scrub_secrets(str(self._properties.get("warehouse") or ""), self._secrets)
 
     def ask(self, method: str, path: str, body: Any = None, **query: str) -> RestResponse:
         """Send one request.
@@ -176,16 +193,32 @@ class RestClient:
         if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
             return self._make_error(NotReadyError, text, _CHECK_URI)
         if isinstance(error, requests.exceptions.SSLError):
+            if _NOT_TLS.search(str(cause)):
+                return self._make_error(
+                    NotReadyError,
+                    "the server speaks http, not https",
+                    "Correct the catalog's uri, or let the server use TLS",
+                )
             return self._make_error(
-                NotReadyError, text, "The server must prove its identity: name the authority in the extra ssl.cabundle"
+                NotReadyError,
+                text,
+                "The server must prove its identity: name the authority in the extra ssl.cabundle",
             )
         if isinstance(error, requests.exceptions.ConnectTimeout) or isinstance(cause, NewConnectionError):
             return self._make_error(TransientError, text, "Check that it runs, and the network path to it")
+        if if_lost is TransientError and _is_no_http(cause):  # nothing was asked for yet
+            return self._make_error(NotReadyError, "the server does not speak http", _CHECK_URI)
         return self._make_error(if_lost, text, "Run again when it answers")
 
     def _make_error(self, kind: type[CdcError], cause: str, remedy: str) -> CdcError:
         line = cause.strip().splitlines()[0][:400] if cause.strip() else kind.__name__
         return kind(scrub_secrets(f"{self._name}: {line}", self._secrets), remedy)
+
+
+def _is_no_http(cause: object) -> bool:
+    """Return whether the server has answered something else than HTTP; that it hung up may be temporary."""
+    inner = cause.args[-1] if isinstance(cause, Exception) and cause.args else cause
+    return isinstance(inner, BadStatusLine) and not isinstance(inner, RemoteDisconnected)
 
 
 def quote_separator(separator: str) -> str:
