@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.complete
-# STAY=1 make demo: Airflow, writers and stream go on after the proof, until Ctrl-C.
+# STAY=1 make demo, STAY=1 make demo-core: Airflow, writers and stream go on after the proof, until Ctrl-C.
 # SINK=s3 make demo: into an S3-compatible server that it starts itself. SINK=iceberg: into Iceberg tables in a REST
 # catalog that it starts itself.
 # SHARE=k/n make test-long: the k-th of n shares of the long tests.
@@ -51,7 +51,7 @@ demo: setup ## Copy a live database in a real Airflow, retry what fails, and pro
 	@$(BIN)/python -m bench.demo_airflow $(if $(SINK),--sink $(SINK)) $(if $(filter-out 0,$(STAY)),--stay)
 
 demo-core: setup ## The same from the command line, without Airflow, and with more rows
-	@$(BIN)/python -m bench.demo $(if $(SINK),--sink $(SINK))
+	@$(BIN)/python -m bench.demo $(if $(SINK),--sink $(SINK)) $(if $(filter-out 0,$(STAY)),--stay)
 
 bench-snapshot: setup ## Time the snapshot side by side with ConnectorX and Spark JDBC (CDC_BENCH_ROWS=n, default 4,000,000)
 	@$(BIN)/python -m bench.snapshot

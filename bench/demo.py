@@ -2,6 +2,9 @@
 
 Everything in it is real: a MySQL server, writers in processes of their own, and the command ``airflow-cdc``. Only the
 proof is independent of the project: it reads both sides whole and compares every value (``tests/support/oracle.py``).
+
+With ``--stay`` the writers begin again after the proof and the stream goes on, until Ctrl-C; then both sides are
+compared once more.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lake import Lake, opened
-from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, ignore_signals, parser, perform
+from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, ignore_signals, parser, perform, wait_for_interrupt
 from bench.shop import DATABASE, Shop, position
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,14 +112,21 @@ class Command:
         """
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            assert self.running
-            if self.running.poll() is not None:
-                self._shown.join(5)
-                raise DemoFailed(f"airflow-cdc run ended with exit code {self.running.returncode}")
+            self.check_running()
             if hint() and (found := self.status()) and reached(found):
                 return found
             time.sleep(PAUSE)
         raise DemoFailed(f"nothing came of it in {PATIENCE:g} s")
+
+    def check_running(self) -> None:
+        """Check that ``run`` has not ended.
+
+        :raises DemoFailed: if it has.
+        """
+        assert self.running
+        if self.running.poll() is not None:
+            self._shown.join(5)
+            raise DemoFailed(f"airflow-cdc run ended with exit code {self.running.returncode}")
 
     def finish(self) -> int:
         """Ask ``run`` to stop and return its exit code."""
@@ -165,10 +175,11 @@ class Demo:
     """One run of the demo.
 
     :param seconds: how long the stream goes on after it has caught up with the writers.
+    :param stay: whether all goes on after the proof, until Ctrl-C.
     """
 
-    def __init__(self, shop: Shop, folder: Path, seconds: float) -> None:
-        self.shop, self.screen, self.folder, self.seconds = shop, shop.screen, folder, seconds
+    def __init__(self, shop: Shop, folder: Path, seconds: float, stay: bool) -> None:
+        self.shop, self.screen, self.folder, self.seconds, self.stay = shop, shop.screen, folder, seconds, stay
 
     def run(self) -> bool:
         """All of it; whether the copy is equal."""
@@ -195,21 +206,44 @@ class Demo:
                     self._catch_up(command)
                     shop.show_new_column()
                     time.sleep(self.seconds / 2)
-                with phase("end", "The writers stop, the stream takes the last changes: airflow-cdc stop"):
+                with phase("end", "The writers stop, the stream takes the last changes"):
                     done = writers.stop()
                     self._catch_up(command)
-                    if code := command.finish():
-                        raise DemoFailed(f"airflow-cdc run ended with exit code {code} after airflow-cdc stop")
-                with phase("proof", "Comparing every value of every row in source and sink"):
-                    equal = shop.prove()
-                with phase("readers", "Comparing what other programs read of it"):
-                    equal &= shop.prove_for_others()
+                    if not self.stay:
+                        self._finish(command)
+                equal = self._prove()
+                if not self.stay:  # with it the stream goes on, and old files go
+                    with phase("readers", "Comparing what other programs read of it"):
+                        equal &= shop.prove_for_others()
                 with phase("verify", "The project's own check says: airflow-cdc verify -f pipeline.yaml"):
                     equal &= command.call("verify") == 0
                 shop.tell(done, steady)
-                return equal
+                shop.show_reader_commands(stays=self.stay)
+                return equal & self._hold(command, equal) if self.stay else equal
             finally:
                 ignore_signals()
+
+    def _hold(self, command: Command, equal: bool) -> bool:
+        """Let writers and stream go on until Ctrl-C; whether the copy is equal after that."""
+        self.screen.verdict(equal)
+        with self.shop.writers() as writers:
+            text = "The writers have begun again, and the stream follows them until you press Ctrl-C"
+            self.screen.say(f"{text}. The pipeline is in {self.folder}", "bold")
+            wait_for_interrupt(command.check_running)
+            self.screen.say("The writers stop, the stream takes the last changes (Ctrl-C again: end at once)", "bold")
+            writers.stop()
+            self._catch_up(command)
+        self._finish(command)
+        return self._prove()
+
+    def _finish(self, command: Command) -> None:
+        self.screen.say("The stream stops: airflow-cdc stop")
+        if code := command.finish():
+            raise DemoFailed(f"airflow-cdc run ended with exit code {code} after airflow-cdc stop")
+
+    def _prove(self) -> bool:
+        with self.screen.phase("proof", "Comparing every value of every row in source and sink"):
+            return self.shop.prove()
 
     def _command(self, user: dict[str, str]) -> Command:
         """The pipeline file, and the command for it."""
@@ -236,7 +270,8 @@ def main() -> int:
     def demo(screen: Screen, folder: Path, options: argparse.Namespace) -> bool:
         with ExitStack() as stack:
             lake = opened(options.sink, screen, folder, stack)
-            return Demo(Shop(screen, lake, NAME, options.customers, options.rate), folder, options.seconds).run()
+            shop = Shop(screen, lake, NAME, options.customers, options.rate)
+            return Demo(shop, folder, options.seconds, options.stay).run()
 
     return perform(made, demo)
 

@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Event
 
 import httpx
 
@@ -32,7 +31,7 @@ from airflow_provider_cdc.system.processes import end_session
 from bench.dag_run import DAG, NAME, STREAM, Run
 from bench.lake import CONN_ID as LAKE_CONN_ID
 from bench.lake import opened
-from bench.screen import PAUSE, DemoFailed, Screen, catch_signals, ignore_signals, parser, perform
+from bench.screen import DemoFailed, Screen, ignore_signals, parser, perform, wait_for_interrupt
 from bench.shop import Shop
 from tests.support.airflow_client import ApiError
 from tests.support.airflow_processes import Airflow, AirflowError
@@ -129,6 +128,7 @@ class Demo:
             with phase("readers", "Comparing what other programs read of it"):
                 equal &= shop.prove_for_others()
         shop.tell(done, steady)
+        shop.show_reader_commands(stays=self.stay)
         if not self.stay:
             where = f"a page in Airflow ({_PAGE}), as long as that runs: STAY=1 make demo"
             self.screen.say(f"Phases, chunks, lag and tables are on {where}", "bold cyan")
@@ -196,19 +196,14 @@ class Demo:
 
     def _hold(self, run: Run, airflow: Airflow) -> None:
         """Let everything go on until Ctrl-C."""
-        asked = Event()
-        signal.signal(signal.SIGINT, lambda *_: asked.set())
         self.screen.say("The writers have begun again, and the stream follows them until you press Ctrl-C", "bold")
         self._show_address(airflow)
-        while not asked.wait(PAUSE):
-            run.look(SELDOM)
-        catch_signals()
+        wait_for_interrupt(lambda: run.look(SELDOM))
 
 
 def main() -> int:
     what = "Let a DAG copy a live MySQL database in a real Airflow, and prove the copy equal."
     made = parser(what, customers=200_000, rate=50)
-    made.add_argument("--stay", action="store_true", help="let writers, stream and UI go on until Ctrl-C")
 
     def demo(screen: Screen, folder: Path, options: argparse.Namespace) -> bool:
         with ExitStack() as stack:

@@ -15,6 +15,7 @@ from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.sinks.protocol import PipelineSink
 from airflow_provider_cdc.sinks.registry import open_sink
 from bench.screen import Screen
+from tests.support import spark_iceberg
 from tests.support.iceberg_place import CatalogPlace
 from tests.support.oracle import Place, below
 
@@ -71,6 +72,37 @@ class Lake:
         """``sink.path``."""
         return str(self.settings["path"])
 
+    def reader_commands(self, table: str) -> dict[str, str]:
+        """Commands that read a table, by what has to be installed for them; none if a path is enough.
+
+        :param table: name of the table with dots.
+        """
+        if not isinstance(self.place, CatalogPlace):
+            return {}
+        attach = f"ATTACH '' AS ice (TYPE iceberg, ENDPOINT '{self.place.address}', AUTHORIZATION_TYPE 'none')"
+        extensions = "avro", "httpfs", "iceberg"
+        duckdb = (
+            "import duckdb",
+            "from duckdb_extensions import import_extension",
+            f"for name in {extensions}:",
+            "    import_extension(name)",
+            f'duckdb.sql("{attach}")',
+            f'print(duckdb.sql("FROM ice.{table} LIMIT 5"))',
+        )
+        prefix = "spark.sql.catalog.ice"
+        spark = {prefix: "org.apache.iceberg.spark.SparkCatalog", f"{prefix}.type": "rest"}
+        spark[f"{prefix}.uri"] = self.place.address
+        settings = " ".join(f"--conf {name}={value}" for name, value in spark.items())
+        packages = " ".join(f"duckdb-extension-{name}" for name in extensions)
+        return {
+            f"pip install duckdb=={version('duckdb')} duckdb-extensions {packages}": "\n".join(
+                ("python - <<'END'", *duckdb, "END")
+            ),
+            "pip install 'pyspark==4.1.*', in an environment of its own": (
+                f"spark-sql --packages {spark_iceberg.RUNTIME} {settings} -e 'SELECT * FROM ice.{table} LIMIT 5'"
+            ),
+        }
+
     def sink(self, pipeline: str) -> PipelineSink:
         """The sink of a pipeline."""
         return open_sink(Sink(**self.settings), pipeline, self.access)
@@ -123,6 +155,9 @@ def same_for_others(lake: Lake, tables: Mapping[str, str], screen: Screen) -> bo
     """
     from bench.readers import Different, compare, programs
 
+    if isinstance(lake.place, CatalogPlace) and not spark_iceberg.is_at_hand():
+        fetch = "python -m tests.support.spark_iceberg (450 MB)"
+        screen.say(f"Spark with Iceberg does not read the copy: it has not been fetched. To do that: {fetch}")
     equal = True
     with programs(lake.place) as readers:
         for path, name in tables.items():

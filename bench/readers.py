@@ -2,7 +2,8 @@
 the source.
 
 Polars and DuckDB read a folder, S3 and an Iceberg catalog. Spark with Delta Lake reads a folder; for S3 it would need
-Hadoop's client, and this project has none. Spark with Iceberg is a Spark of its own, and is tried in the tests.
+Hadoop's client, and this project has none. Spark with Iceberg is a Spark of its own, and reads a catalog if it has been
+fetched.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tests.support import spark_iceberg
 from tests.support.iceberg_place import CatalogPlace
 from tests.support.oracle import Place, open_copy
 
@@ -38,6 +40,12 @@ def programs(place: Place) -> Iterator[dict[str, Read]]:
         f"Polars {version('polars')}": _polars_iceberg if is_iceberg else _polars_delta,
         f"DuckDB {duckdb.__version__}": _duckdb_iceberg if is_iceberg else _duckdb_delta,
     }
+    if is_iceberg and spark_iceberg.is_at_hand():
+        assert isinstance(place, CatalogPlace)
+        with spark_iceberg.spark_iceberg({"lake": {"type": place.kind, "uri": place.address}}, quick=False) as spark:
+            name = f"Spark {spark_iceberg.SPARK} with Iceberg {spark_iceberg.ICEBERG}"
+            yield found | {name: lambda table: spark.arrow(f"SELECT * FROM lake.{table.name}")}
+        return
     if not isinstance(place, str | Path):
         yield found
         return

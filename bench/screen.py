@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import NoReturn
 
 from rich.console import Console
@@ -64,6 +65,7 @@ def parser(description: str, customers: int, rate: float) -> argparse.ArgumentPa
     made.add_argument("--seconds", type=float, default=30, help="how long to stream after the catch-up (%(default)s)")
     made.add_argument("--rate", type=float, default=rate, help="transactions a second of the writers (%(default)s)")
     made.add_argument("--sink", choices=SINKS, default="folder", help="where the copy goes (%(default)s)")
+    made.add_argument("--stay", action="store_true", help="let writers and stream go on until Ctrl-C")
     made.add_argument("--keep", action="store_true", help="keep the tables and say where they are")
     made.add_argument("--out", type=Path, help="where to make and keep them; a folder that does not exist yet")
     return made
@@ -111,6 +113,18 @@ def catch_signals() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
             signal.signal(number, _end_by_signal)
+
+
+def wait_for_interrupt(look: Callable[[], object]) -> None:
+    """Wait until Ctrl-C, which then ends only the waiting.
+
+    :param look: is called again and again meanwhile.
+    """
+    asked = Event()
+    signal.signal(signal.SIGINT, lambda *_: asked.set())
+    while not asked.wait(PAUSE):
+        look()
+    catch_signals()
 
 
 def ignore_signals() -> None:

@@ -130,6 +130,17 @@ class Shop:
         """Compare what other programs read with what was proved equal."""
         return same_for_others(self.lake, {f"{DATABASE}/{name}": f"{DATABASE}.{name}" for name in TABLES}, self.screen)
 
+    def show_reader_commands(self, *, stays: bool) -> None:
+        """Show how to read the copy with other programs.
+
+        :param stays: whether the copy can be read after this, until Ctrl-C.
+        """
+        if commands := self.lake.reader_commands(f"{DATABASE}.customer"):
+            when = "Until Ctrl-C" if stays else "As long as the catalog runs, with STAY=1"
+            self.screen.say(f"{when}, other programs read the copy in another terminal:", "bold")
+            for needed, command in commands.items():
+                self.screen.console.print(f"# {needed}\n{command}", markup=False, soft_wrap=True)
+
     def tell(self, done: Counters, steady: Position) -> None:
         """Show what was copied, and how fast.
 

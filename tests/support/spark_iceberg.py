@@ -17,15 +17,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from airflow_provider_cdc.spark.java import ensure_java_home
 from tests.support import jvm
 from tests.support.maven import maven_jars
 from tests.support.packages import cache_folder, locked
 
 SPARK, ICEBERG = "4.1.3", "1.12.0"
-_RUNTIME = f"org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:{ICEBERG}"
+RUNTIME = f"org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:{ICEBERG}"
 #: Needed by a catalog in SQLite.
 _SQLITE = "org.xerial:sqlite-jdbc:3.50.3.0"
+#: Their folders in the cache.
+_JARS_KEY = f"iceberg-spark-{ICEBERG}"
+_SPARK_KEY = f"pyspark-{SPARK}-py{sys.version_info.major}{sys.version_info.minor}"
 _SETTINGS = {
     "spark.master": "local[1]",
     "spark.ui.enabled": "false",
@@ -46,6 +51,7 @@ _USUAL = {"spark.master": "local[*]", "spark.driver.memory": "4g", "spark.sql.sh
 #: Answers statements, one a line, until its input ends. Values that JSON has not are texts.
 _SERVER = """
 import json, sys
+import pyarrow
 from pyspark.sql import SparkSession
 answers = sys.stdout
 sys.stdout = sys.stderr
@@ -55,7 +61,14 @@ for name, value in json.loads(sys.stdin.readline()).items():
 spark = builder.getOrCreate()
 for line in sys.stdin:
     try:
-        answer = {"rows": [list(row) for row in spark.sql(json.loads(line)).collect()]}
+        message = json.loads(line)
+        if isinstance(message, str):
+            answer = {"rows": [list(row) for row in spark.sql(message).collect()]}
+        else:
+            found = spark.sql(message["sql"]).toArrow()
+            with pyarrow.ipc.new_file(message["file"], found.schema) as writer:
+                writer.write_table(found)
+            answer = {}
     except Exception as error:
         answer = {"error": str(error) or repr(error)}
     answers.write(json.dumps(answer, default=str) + "\\n")
@@ -83,6 +96,19 @@ class SparkIceberg:
             raise SparkIcebergError(answer["error"])
         return [tuple(row) for row in answer["rows"]]
 
+    def arrow(self, sql: str) -> pa.Table:
+        """Run a query and return its rows as Arrow.
+
+        :raise SparkIcebergError: with Spark's words.
+        """
+        with tempfile.TemporaryDirectory(prefix="cdc-spark-iceberg-") as folder:
+            file = f"{folder}/rows.arrow"
+            answer = self.ask({"sql": sql, "file": file})
+            if "error" in answer:
+                raise SparkIcebergError(answer["error"])
+            with pa.OSFile(file) as source:
+                return pa.ipc.open_file(source).read_all()
+
     def ask(self, message: object) -> dict[str, Any]:
         """Send a message to Spark's process and return the answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -102,7 +128,7 @@ def spark_iceberg(catalogs: Mapping[str, Mapping[str, str]], *, quick: bool = Tr
     :param quick: for many small statements; else as users have it.
     :param catalogs: by name, their settings below ``spark.sql.catalog.<name>``, such as ``type`` and ``uri``.
     """
-    jars = maven_jars(f"iceberg-spark-{ICEBERG}", (_RUNTIME, _SQLITE))
+    jars = maven_jars(_JARS_KEY, (RUNTIME, _SQLITE))
     folder = tempfile.mkdtemp(prefix="cdc-spark-iceberg-")
     quiet = files("airflow_provider_cdc.spark").joinpath("log4j2.properties")
     options = f"-Djava.io.tmpdir={folder} -Dlog4j2.configurationFile=file:{quiet} {jvm.SHORT_LIVED if quick else ''}"
@@ -147,11 +173,15 @@ def spark_iceberg(catalogs: Mapping[str, Mapping[str, str]], *, quick: bool = Tr
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def is_at_hand() -> bool:
+    """Whether Spark and the jars have been fetched."""
+    return all((cache_folder() / key).exists() for key in (_SPARK_KEY, _JARS_KEY))
+
+
 def spark_folder() -> Path:
     """Folder with that Spark, fetched the first time."""
-    key = f"pyspark-{SPARK}-py{sys.version_info.major}{sys.version_info.minor}"
-    folder = cache_folder() / key
-    with locked(key):
+    folder = cache_folder() / _SPARK_KEY
+    with locked(_SPARK_KEY):
         if not folder.exists():
             print(f"Fetching Spark {SPARK} (once) ...", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetch-") as scratch:
@@ -163,5 +193,5 @@ def spark_folder() -> Path:
 
 
 if __name__ == "__main__":
-    maven_jars(f"iceberg-spark-{ICEBERG}", (_RUNTIME, _SQLITE))
+    maven_jars(_JARS_KEY, (RUNTIME, _SQLITE))
     print(f"Spark with Iceberg: {spark_folder()}")

@@ -16,6 +16,8 @@ import httpx
 import pytest
 
 from tests import ROOT
+from tests.support import spark_iceberg
+from tests.support.iceberg_place import CatalogPlace
 from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.spark
@@ -125,6 +127,10 @@ def test_it_ends_equal_and_leaves_nothing(start: Start, tmp_path: Path, module: 
     assert "snapshot rows" in text and "changes applied" in text and "p95" in text
     assert "The copy of shop.orders has the column note" in text
     assert len(re.findall(r"the same rows read by Polars .+, DuckDB ", text)) == 4
+    if sink == "iceberg":
+        spark = len(re.findall(r"the same rows read by .+, Spark \S+ with Iceberg ", text))
+        assert spark == 4 if spark_iceberg.is_at_hand() else "Spark with Iceberg does not read the copy" in text
+        assert "As long as the catalog runs, with STAY=1" in text
     if module == AIRFLOW:
         _assert_story(text)
     _nothing_left(tmp_path)
@@ -184,12 +190,30 @@ def test_it_stays_until_interrupted(start: Start, tmp_path: Path) -> None:
     _nothing_left(tmp_path)
 
 
+@pytest.mark.long
+def test_the_core_stays_until_interrupted(start: Start, tmp_path: Path) -> None:
+    """The copy can be read meanwhile, through the catalog that is shown."""
+    process = start(CORE, "--stay", "--sink", "iceberg")
+    said = _until(process, "until you press Ctrl-C")
+    (address,) = re.findall(r"ENDPOINT '(http\S+?)'", said)
+    table = CatalogPlace(address, "shop/customer").load()
+    assert table is not None and table.scan().count() >= 20_000
+    assert f"spark.sql.catalog.ice.uri={address} -e 'SELECT * FROM ice.shop.customer LIMIT 5'" in said
+    process.send_signal(signal.SIGINT)
+    rest = _rest(process)
+    assert process.returncode == 0, said + rest
+    assert "EQUAL: " in said and "EQUAL: " in rest.splitlines()[-1]
+    assert rest.count("rows, all equal") == 4
+    _nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(("target", "module"), [("demo", AIRFLOW), ("demo-core", CORE)])
 @pytest.mark.parametrize(("words", "stays"), [([], False), (["STAY=0"], False), (["STAY=1"], True)])
-def test_make_hands_over_that_it_stays(words: list[str], stays: bool) -> None:
+def test_make_hands_over_that_it_stays(target: str, module: str, words: list[str], stays: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("STAY", "MAKEFLAGS")}
-    text = subprocess.check_output(["make", "-n", "demo", *words], cwd=ROOT, text=True, env=environment)
-    (command,) = [line for line in text.splitlines() if AIRFLOW in line]
-    assert command.endswith("--stay") == stays
+    text = subprocess.check_output(["make", "-n", target, *words], cwd=ROOT, text=True, env=environment)
+    (command,) = [line for line in text.splitlines() if f"-m {module}" in line]
+    assert command.rstrip().endswith("--stay") == stays
 
 
 def test_a_pipeline_that_fails_fails_the_demo(start: Start, tmp_path: Path) -> None:
