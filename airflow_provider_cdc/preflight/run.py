@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from airflow_provider_cdc.config.connections import connection_risk
@@ -21,6 +20,7 @@ from airflow_provider_cdc.preflight.server import check_server, check_server_ids
 from airflow_provider_cdc.preflight.tables import check_tables
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature, HasCatalog
+from airflow_provider_cdc.sinks.storage.disk import why_not_writable
 from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
 
 #: Free bytes below which a disk is nearly full: too little for a batch, a compaction and the state database.
@@ -75,7 +75,7 @@ def _check_sink(context: RunContext) -> Iterator[CheckResult]:
             yield from _check_disk_space("the state database", _nearest_existing(context.local_files.state_database))
         return
     path, existing = Path(folder), _nearest_existing(Path(folder))
-    if (reason := _why_not_writable(existing)) is not None:
+    if (reason := why_not_writable(existing)) is not None:
         yield CheckResult(
             "error",
             f"sink.path {path} cannot be written: {existing} {reason}",
@@ -94,29 +94,6 @@ def _check_catalog(context: RunContext) -> Iterator[CheckResult]:
     sink = context.sink
     if isinstance(sink, HasCatalog):
         yield CheckResult("ok", f"catalog of the tables: {sink.check_catalog()}")
-
-
-def _why_not_writable(folder: Path) -> str | None:
-    """Write a file into a folder, with a second name as for each commit, and remove it.
-
-    :returns: why that is not possible; ``None`` if it is.
-    """
-    if not folder.is_dir():
-        return "is not a folder"
-    try:
-        with NamedTemporaryFile(prefix=".airflow-cdc-check-", dir=folder) as probe:
-            probe.write(b"check")
-            probe.flush()
-            os.fsync(probe.fileno())
-            link = f"{probe.name}.link"
-            try:
-                os.link(probe.name, link)
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(link)
-    except OSError as error:
-        return f"does not accept a file ({error.strerror})"
-    return None
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -1,12 +1,13 @@
-"""Errors of a full disk, and syncing of folders."""
+"""Errors of a full disk, syncing of folders, and whether a folder can be written."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from airflow_provider_cdc.model.errors import NoRoomError
 
@@ -44,3 +45,26 @@ def fsync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def why_not_writable(folder: str | Path) -> str | None:
+    """Write a file into a folder, with a second name as for each commit, and remove it.
+
+    :returns: why that is not possible; ``None`` if it is.
+    """
+    if not os.path.isdir(folder):
+        return "is not a folder"
+    try:
+        with NamedTemporaryFile(prefix=".airflow-cdc-check-", dir=folder) as probe:
+            probe.write(b"check")
+            probe.flush()
+            os.fsync(probe.fileno())
+            link = f"{probe.name}.link"
+            try:
+                os.link(probe.name, link)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(link)
+    except OSError as error:
+        return f"does not accept a file ({error.strerror})"
+    return None

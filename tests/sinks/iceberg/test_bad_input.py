@@ -75,7 +75,7 @@ def test_the_folder_of_a_catalog_that_does_not_exist(mysql_server: MySQLServer, 
     """Known at once, and before the snapshot is planned."""
     uri = f"sqlite:///{tmp_path}/nowhere/c.db"
     cli = pipeline(tmp_path / "a", mysql_server, table, catalog={"type": "sql", "uri": uri})
-    refused(cli, f"the SQL catalog {uri} is not usable: its folder {tmp_path}/nowhere does not accept a file")
+    refused(cli, f"the SQL catalog {uri} is not usable: {tmp_path}/nowhere is not a folder")
 
 
 def test_a_file_that_is_no_catalog(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from tempfile import TemporaryFile
 from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Connection, delete, exc, insert, make_url, or_, select, update
@@ -34,6 +33,7 @@ from airflow_provider_cdc.sinks.iceberg.format.table_updates import (
     apply_updates,
     find_unmet_requirement,
 )
+from airflow_provider_cdc.sinks.storage.disk import why_not_writable
 
 #: Property with the folder of metadata files; by default ``metadata`` below the table's location.
 _METADATA_FOLDER = "write.metadata.path"
@@ -82,25 +82,17 @@ class SqlCatalog:
         """See :class:`Catalog`. A file of SQLite is made with the first table."""
         url = self._engine.url
         if url.get_backend_name() == "sqlite":
-            self._check_folder(os.path.dirname(url.database or ""))
+            folder = os.path.dirname(url.database or "")
+            if (reason := why_not_writable(folder)) is not None:  # SQLite writes a journal there, too
+                raise NotReadyError(
+                    f"the {self.name} is not usable: {folder} {reason}",
+                    "Create the folder, and give the user that runs this write access to it; or correct the catalog's "
+                    "uri",
+                )
         if url.get_backend_name() != "sqlite" or os.path.exists(url.database or ""):
             with self._translate_errors(), self._engine.connect() as connection:
                 has_catalog_tables(connection)
         return f"{self.name}, name {self._catalog_name}"
-
-    def _check_folder(self, folder: str) -> None:
-        """Check that SQLite can write its files, among them a journal, next to the database.
-
-        :raises NotReadyError: if it cannot.
-        """
-        try:
-            with TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise NotReadyError(
-                f"the {self.name} is not usable: its folder {folder} does not accept a file ({error.strerror})",
-                "Create the folder, and give the user that runs this write access to it; or correct the catalog's uri",
-            ) from None
 
     def load_table(self, table: TableIdentifier) -> CatalogTable | None:
         """See :class:`Catalog`."""
