@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
 import pyarrow as pa
 
 from airflow_provider_cdc.config.catalog_settings import CatalogSettings, catalog_settings, table_identifier
-from airflow_provider_cdc.config.delete_policy import ALL_HARD, SOFT, DeletePolicy
-from airflow_provider_cdc.config.patterns import matches_any
+from airflow_provider_cdc.config.delete_policy import SOFT
 from airflow_provider_cdc.config.sink_section import Sink
 from airflow_provider_cdc.config.store_access import StoreAccess
-from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
-from airflow_provider_cdc.config.table_properties import NO_PROPERTIES, TableProperties
 from airflow_provider_cdc.model.schema import TableSchema
-from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
-from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.sinks.iceberg.catalogs.open_catalog import open_catalog
 from airflow_provider_cdc.sinks.iceberg.catalogs.protocol import Catalog, TableIdentifier
 from airflow_provider_cdc.sinks.iceberg.format.schema import check_column_names
@@ -29,63 +24,31 @@ from airflow_provider_cdc.sinks.iceberg.resume_point import IcebergResumePoint
 from airflow_provider_cdc.sinks.iceberg.table import IcebergSinkTable
 from airflow_provider_cdc.sinks.iceberg.table_format import FileSchemaLookup, IcebergTableFormat, schema_number_of
 from airflow_provider_cdc.sinks.lake.change_staging import TableChangeStaging
+from airflow_provider_cdc.sinks.lake.lake_sink import LakeSink
 from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS, TableLog
-from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField
 from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.lake.resume_point import RESUME_POINT_SCHEMA
 from airflow_provider_cdc.sinks.lake.table_checks import SOURCE_PROPERTY
 from airflow_provider_cdc.sinks.lake.table_options import TableOptions
 from airflow_provider_cdc.sinks.protocol import Feature
-from airflow_provider_cdc.sinks.storage.open_storage import open_storage
-from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
 @dataclass(frozen=True)
-class IcebergSink:
-    """The sink of one pipeline.
+class IcebergSink(LakeSink):
+    """The sink of one pipeline. :class:`LakeSink` has the other fields.
 
-    :param path: ``sink.path``.
-    :param pipeline: name of the pipeline.
+    The parts of a table's path are its namespace and its name.
+
     :param catalog: the catalog of the tables.
-    :param copy_on_write_tables: patterns ``database.table`` of the tables that use copy-on-write.
-    :param index_bytes: memory limit in bytes of the key index of each table.
-    :param access: settings and credentials for the object store of ``path``.
-    :param deletes: how rows that the source deletes are handled.
-    :param table_path: how the folders of tables are named; the parts of a path are namespace and name of the table.
-    :param table_properties: additional table properties.
-    :param adopt: whether tables made by other software are adopted.
-    :param partition_by: patterns of tables, each with the columns and date units that partition these tables.
     """
 
-    path: str
-    pipeline: str
-    catalog: CatalogSettings
-    copy_on_write_tables: tuple[str, ...] = ()
-    index_bytes: int = TableOptions.index_bytes
-    access: StoreAccess | None = None
-    deletes: DeletePolicy = ALL_HARD
-    table_path: TablePaths = DEFAULT_TABLE_PATHS
-    table_properties: TableProperties = NO_PROPERTIES
-    adopt: bool = False
-    partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
+    catalog: CatalogSettings = field(kw_only=True)
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     @classmethod
     def from_settings(cls, settings: Sink, pipeline: str, access: StoreAccess | None) -> IcebergSink:
         """Make the sink of a pipeline; see :func:`~airflow_provider_cdc.sinks.registry.open_sink`."""
-        return cls(
-            settings.path,
-            pipeline,
-            catalog_settings(settings, access),
-            settings.copy_on_write_tables,
-            settings.index_bytes,
-            access,
-            settings.delete_policy,
-            settings.table_paths,
-            TableProperties.parse(settings.table_properties),
-            settings.adopt,
-            settings.partition_fields,
-        )
+        return cls(**cls.common_settings(settings, pipeline, access), catalog=catalog_settings(settings, access))
 
     def table(self, table: TableSchema) -> IcebergSinkTable:
         """Return the Iceberg table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""
@@ -93,18 +56,18 @@ class IcebergSink:
         comments = dict(table.comments)
         table_format = self._format(table)
         options = TableOptions(
-            not matches_any(self.copy_on_write_tables, table.database, table.name),
+            self.uses_deletion_vectors(table),
             self.index_bytes,
             self.deletes.mode_of(table),
             {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label},
             {c.name: {"comment": comments[c.name]} for c in table.sink_columns if c.name in comments},
             self.adopt,
-            frozenset(c.name for c in table.sink_columns if c.nullable or c.name in table.null_date_columns),
+            self.nullable_columns(table),
             table_format.fields,
         )
-        folder = self._layout.table_folder(table)
+        folder = self.layout.table_folder(table)
         return IcebergSinkTable(
-            self._storage.subfolder(folder),
+            self.storage.subfolder(folder),
             self._catalog,
             TableIdentifier(*table_identifier(folder)),
             table_format,
@@ -124,18 +87,18 @@ class IcebergSink:
             return self.table(table).open_log()
 
         return TableChangeStaging(
-            self._table_storage,
+            self.table_storage,
             open_log,
-            FileChangeStaging(self._storage, self._layout.change_staging_folder),
+            self.keyless_staging(),
             self.deletes,
             self._staging_format,
         )
 
     def resume_point(self) -> IcebergResumePoint:
         """Return the resume point: the table ``_cdc_progress``."""
-        folder = self._layout.resume_point_folder
+        folder = self.layout.resume_point_folder
         table = IcebergSinkTable(
-            self._storage.subfolder(folder),
+            self.storage.subfolder(folder),
             self._catalog,
             TableIdentifier(*table_identifier(folder)),
             IcebergTableFormat(RESUME_POINT_SCHEMA),
@@ -144,14 +107,9 @@ class IcebergSink:
         return IcebergResumePoint(table, self.pipeline)
 
     def _format(self, table: TableSchema) -> IcebergTableFormat:
-        """Return the format of a table. Of the patterns in ``partition_by``, the first that matches applies."""
+        """Return the format of a table."""
         table = table.copy
-        matching_fields = (
-            parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name)
-        )
-        table_format = IcebergTableFormat.for_table(
-            table, [PartitionField(*part) for part in next(matching_fields, ())]
-        )
+        table_format = IcebergTableFormat.for_table(table, self.partition_fields(table))
         check_column_names(table_format.schema.names)
         if self.deletes.mode_of(table) == SOFT:
             return replace(table_format, schema=with_deleted_column(table_format.schema))
@@ -164,17 +122,6 @@ class IcebergSink:
 
     def _catalog(self) -> Catalog:
         return _open_once(self.catalog)
-
-    def _table_storage(self, table: TableSchema) -> Storage:
-        return self._storage.subfolder(self._layout.table_folder(table))
-
-    @property
-    def _layout(self) -> Layout:
-        return Layout(self.pipeline, self.table_path)
-
-    @property
-    def _storage(self) -> Storage:
-        return open_storage(self.path, self.access)
 
 
 class _ThreadState(threading.local):

@@ -35,7 +35,7 @@ COPIES = (".*[.].*",)
 def target(iceberg_rest: IcebergRest, tmp_path: Path, request: pytest.FixtureRequest) -> IcebergSinkTable:
     """A table in a REST catalog, with five commits."""
     iceberg_rest.forget_all()
-    sink = IcebergSink(str(tmp_path), "p", CatalogSettings(REST, iceberg_rest.uri), request.param)
+    sink = IcebergSink(str(tmp_path), "p", request.param, catalog=CatalogSettings(REST, iceberg_rest.uri))
     found = sink.table(KEYED)
     found.create("p")
     for seq in range(1, 6):
@@ -159,8 +159,8 @@ def test_a_commit_to_another_branch_is_no_error(
         sink = IcebergSink(
             target.storage.location("").removesuffix("/shop/orders"),
             "p",
-            CatalogSettings(REST, proxy.uri),
             () if target.options.deletion_vectors else COPIES,
+            catalog=CatalogSettings(REST, proxy.uri),
         )
         target = sink.table(KEYED)
         target._log.refresh()
@@ -182,7 +182,7 @@ def test_pyiceberg_commits_to_another_branch(iceberg_rest: IcebergRest, tmp_path
     from pyiceberg.catalog import load_catalog
 
     iceberg_rest.forget_all()
-    found = IcebergSink(str(tmp_path), "p", CatalogSettings(REST, iceberg_rest.uri), COPIES).table(KEYED)
+    found = IcebergSink(str(tmp_path), "p", COPIES, catalog=CatalogSettings(REST, iceberg_rest.uri)).table(KEYED)
     found.create("p")
     upsert(found, 1, 1)
     theirs = load_catalog("theirs", type="rest", uri=iceberg_rest.uri).load_table("shop.orders")
@@ -309,7 +309,7 @@ def test_first_snapshots_with_the_same_number(
 ) -> None:
     """Of a branch, and of `main`: REST catalogs accept both. The one of the branch says nothing about the other."""
     iceberg_rest.forget_all()
-    target = IcebergSink(str(tmp_path), "p", CatalogSettings(REST, iceberg_rest.uri)).table(KEYED)
+    target = IcebergSink(str(tmp_path), "p", catalog=CatalogSettings(REST, iceberg_rest.uri)).table(KEYED)
     target.create("p")
     catalog = RestCatalog({"uri": iceberg_rest.uri})
     loaded = catalog.load_table(target.identifier)

@@ -33,7 +33,7 @@ def open_sink(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Ic
         server: IcebergRest = request.getfixturevalue("iceberg_rest")
         server.forget_all()
         settings = CatalogSettings(REST, server.uri)
-    return lambda: IcebergSink(str(tmp_path), "p", settings)
+    return lambda: IcebergSink(str(tmp_path), "p", catalog=settings)
 
 
 def decide(epoch: int, number: int, markers: Markers) -> Upsert | None:

@@ -28,7 +28,7 @@ REFUSED = r"the folder .* belongs to table shop.orders \([-0-9a-f]{36}\) of the 
 
 
 def in_other_catalog(folder: Path, table: TableSchema = KEYED) -> IcebergSinkTable:
-    return IcebergSink(str(folder), "p", CatalogSettings(SQL, f"sqlite:///{folder}/other.db")).table(table)
+    return IcebergSink(str(folder), "p", catalog=CatalogSettings(SQL, f"sqlite:///{folder}/other.db")).table(table)
 
 
 def owner_of_folder(target: IcebergSinkTable) -> FolderOwner | None:

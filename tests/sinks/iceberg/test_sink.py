@@ -34,7 +34,7 @@ class TestIcebergSink(SinkConformance):
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
 
     def open(self, folder: Path) -> PipelineSink:
-        return IcebergSink(str(folder), "p", catalog_file(folder), self.copies, partition_by=self.partition_by)
+        return IcebergSink(str(folder), "p", self.copies, catalog=catalog_file(folder), partition_by=self.partition_by)
 
     def metadata_of(self, target: IcebergSinkTable) -> Path:
         """The newest metadata of a table."""
@@ -125,7 +125,7 @@ class TestIcebergSinkInARestCatalog(TestIcebergSink):
         catalog.drop_table(TableIdentifier(("_cdc_progress",), "p"))
 
     def open(self, folder: Path) -> PipelineSink:
-        return IcebergSink(str(folder), "p", self.settings)
+        return IcebergSink(str(folder), "p", catalog=self.settings)
 
     def metadata_of(self, target: IcebergSinkTable) -> Path:
         table = open_catalog(self.settings).load_table(target.identifier)

@@ -113,7 +113,7 @@ def test_spark_removes_files_that_no_snapshot_has(place: Place) -> None:
     """But not the file that says to which table the folder belongs."""
     lake = place.folder / "lake"
     target = IcebergSink(
-        str(lake), "p", CatalogSettings(SQL, f"sqlite:///{place.folder}/catalog.db", (("name", "sql"),))
+        str(lake), "p", catalog=CatalogSettings(SQL, f"sqlite:///{place.folder}/catalog.db", (("name", "sql"),))
     )
     table = target.table(KEYED)
     table.create("p")

@@ -54,7 +54,7 @@ READERS = (read_with_pyiceberg, read_with_duckdb, read_with_polars)
 
 
 def open_sink(folder: Path, **options: Any) -> IcebergSink:
-    return IcebergSink(str(folder), "p", catalog_file(folder), **options)
+    return IcebergSink(str(folder), "p", catalog=catalog_file(folder), **options)
 
 
 def make_table(folder: Path, table: TableSchema = KEYED, **options: Any) -> IcebergSinkTable:
