@@ -70,9 +70,8 @@ def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
     from airflow_provider_cdc.runtime.run_context import RunContext
 
     pipeline, resolve_connection = _load_pipeline(path, click.get_current_context().meta.get(_NAME_KEY))
-    for conn_id in (pipeline.source.conn_id, pipeline.sink.conn_id, pipeline.state.conn_id):
-        if conn_id:
-            known_secrets.extend(resolve_connection(conn_id).secrets)
+    for conn_id in pipeline.connection_ids:
+        known_secrets.extend(resolve_connection(conn_id).secrets)
     context = RunContext.for_pipeline(pipeline, find_connection=resolve_connection)
     remove_airflow_variables()  # before any process is started: even the preflight runs Java
     if quiet:

@@ -155,6 +155,13 @@ class Pipeline:
         """Return YAML text, the inverse of :meth:`from_yaml`. It has no secrets: connections are only named."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
+    @property
+    def connection_ids(self) -> tuple[str, ...]:
+        """Ids of all connections that the pipeline names."""
+        sections = (self.source, self.sink, self.state, self.spark)
+        ids = [*(section.conn_id for section in sections), self.transforms.hash_key_conn_id]
+        return tuple(dict.fromkeys(conn_id for conn_id in ids if conn_id))
+
     def captures(self, database: str, table: str) -> bool:
         """Return whether the pipeline captures a table."""
         source = self.source

@@ -17,7 +17,7 @@ _SPARK_NAMES = {"_metadata", "_tmp_metadata_row_index"}
 _DELTA_PREFIX = "__delta_internal_"
 #: Prefix of columns that delta-rs adds to read, merge or update.
 _DELTA_RS_PREFIX = "__delta_rs_"
-_REMEDY = "Rename the column, or leave it out with source.exclude_columns"
+_REMEDY = "Rename it in the source or in the copy (transforms.columns), or leave it out with source.exclude_columns"
 
 
 def column_name_problem(table: TableSchema) -> tuple[str, str] | None:
@@ -25,7 +25,10 @@ def column_name_problem(table: TableSchema) -> tuple[str, str] | None:
     for column in table.sink_columns:
         if reason := _reserved_reason(column.name.lower()):
             return f"column {column.name}: {reason}", _REMEDY
-    lowered = Counter(column.name.lower() for column in table.sink_columns)
+    names = Counter(column.name for column in table.sink_columns)
+    if twice := [name for name, count in names.items() if count > 1]:
+        return f"column {twice[0]}: more than one column of the copy would have this name", _REMEDY
+    lowered = Counter(name.lower() for name in names)
     if twice := [column.name for column in table.sink_columns if lowered[column.name.lower()] > 1]:
         return f"columns {' and '.join(twice)}: they differ in case only", _REMEDY
     return None

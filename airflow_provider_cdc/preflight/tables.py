@@ -22,6 +22,7 @@ from airflow_provider_cdc.mysql.client.replication_filters import excluding_filt
 from airflow_provider_cdc.mysql.client.session import query_rows, query_value
 from airflow_provider_cdc.mysql.client.throttle import replica_lag
 from airflow_provider_cdc.preflight.check_result import CheckResult, require_grant, run_check
+from airflow_provider_cdc.preflight.transforms import check_rule_patterns, describe_rules
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Adoptable, Feature, InFolder, SinkTable
 from airflow_provider_cdc.snapshot.retention_guard import forecast_snapshot
@@ -44,6 +45,9 @@ def check_tables(context: RunContext, connection: Connection[Any]) -> list[Check
             )
         ]
     results += run_check(lambda: _check_folder_conflicts(context, matched))
+    results += run_check(
+        lambda: check_rule_patterns(context, connection, {(database, table) for database, table, _ in matched})
+    )
     results += run_check(lambda: _check_cascades(connection, matched))
     results += run_check(lambda: _check_aria_tables(connection))
     plan_results = run_check(lambda: _check_plan_changes(context, matched))
@@ -273,6 +277,8 @@ def _check_table(
             "updates from 11.8 on, whatever binlog_row_image is: the first update stops the stream",
             "Leave them out with source.exclude_columns; a table without updates can be copied with them",
         )
+    if rules := describe_rules(schema):
+        yield CheckResult("ok", rules)
     left_out = f" ({left_out_count} more are left out)" if left_out_count else ""
     summary = f"table {schema.label}: {len(schema.copied_columns)} columns{left_out}"
     if schema.key:

@@ -30,6 +30,7 @@ from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.model.start_mode import SNAPSHOT, format_start
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource, OpenStreamAt
 from airflow_provider_cdc.mysql.chunks.planner import make_plan
+from airflow_provider_cdc.mysql.client.catalog import find_tables, list_columns
 from airflow_provider_cdc.mysql.client.identity import product_of
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.positions.binlog_files import with_file_start_time
@@ -42,7 +43,7 @@ from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
-from airflow_provider_cdc.transforms.copy_rules import CopyRules
+from airflow_provider_cdc.transforms.copy_rules import CopyRules, column_names
 from airflow_provider_cdc.transforms.row_transform import RowTransform
 from airflow_provider_cdc.transforms.sealed_bounds import open_plan, seal_plan
 
@@ -298,6 +299,23 @@ class RunContext:
                 changed[index] = difference
         return changed
 
+    def has_planned_rules(self) -> bool:
+        """Return whether the pipeline's rules are those that its plan was made with; false if there is no plan."""
+        plan = read_plan(self.storage, self.layout)
+        return plan is not None and plan.patterns[2:] == self._patterns[2:]
+
+    def refuse_unmatched_rules(self, plan: Plan) -> None:
+        """Refuse rules that were changed after planning and match no column, or no table.
+
+        :raises NotReadyError: for the first one.
+        """
+        if plan.patterns[2:] == self._patterns[2:] or not self.copy_rules.fingerprint:
+            return
+        with closing(connect(self.connect_args)) as connection:
+            tables = {(database, name) for database, name, _ in find_tables(connection, self.pipeline.captures)}
+            columns = [*list_columns(connection, tables), *column_names(plan.tables)]
+        self.copy_rules.refuse_unmatched(columns)
+
     def resume_state(self, plan: Plan) -> tuple[Offset, Timeline]:
         """Return the resume point (P0 before the first batch) and the timeline that numbers everything now."""
         return self.sink.resume_point().read_with_timeline() or (plan.p0, plan.timeline)
@@ -360,6 +378,7 @@ class RunContext:
             else:
                 plan_options |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
                 plan = make_plan(connection, pipeline.name, pipeline.captures, **plan_options)
+            self.copy_rules.refuse_unmatched(column_names(plan.tables))
             paths = pipeline.sink.table_paths
             paths.check_distinct(table.id for table in plan.tables)
             for table in plan.tables:

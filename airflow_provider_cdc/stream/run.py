@@ -81,7 +81,9 @@ def _begin_epoch(
     context.liveness.refuse_if_running(store, pipeline.name)
     if context.storage.is_remote:  # an upgrade of the store, or a new proxy, may have changed its guarantees
         check_storage_guarantees(context.storage, context.layout.pipeline_folder)
-    recorded_plan = add_new_tables(context, store, context.require_plan())
+    recorded_plan = context.require_plan()
+    context.refuse_unmatched_rules(recorded_plan)
+    recorded_plan = add_new_tables(context, store, recorded_plan)
     tables = open_sink_tables(context, recorded_plan)
     context.storage.delete(context.layout.reload_request(recorded_plan.generation))  # it was for the previous epoch
     plan = recorded_plan.with_amendments(plan_removals(context, recorded_plan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from airflow_provider_cdc.config import Pipeline
@@ -13,6 +13,14 @@ from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.transforms.condition import parse_condition
 from airflow_provider_cdc.transforms.policy_rules import policy_problem
+
+
+def column_names(tables: Iterable[TableSchema]) -> Iterator[tuple[str, str, str]]:
+    """Yield database, table and name of each column that tables have, or that is known to have been removed."""
+    for table in tables:
+        names = [column.name for column in (*table.columns, *table.retained) if not column.is_hidden]
+        for name in (*names, *table.removed):
+            yield *table.id, name
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,35 @@ class CopyRules:
             return ""
         text = json.dumps([*rules, self.hash_key_id], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def find_unmatched(self, columns: Iterable[tuple[str, str, str]]) -> list[NotReadyError]:
+        """Return an error for each pattern that matches nothing: what it is to hide would be copied in clear.
+
+        :param columns: database, table and name of each column of the captured tables, including excluded ones.
+        """
+        names, transforms = list(columns), self.pipeline.transforms
+        tables = dict.fromkeys((database, table) for database, table, _ in names)
+        return [
+            NotReadyError(
+                f"transforms.columns: {pattern} matches no column of the captured tables",
+                "Correct it (an anchored database.table.column): values would be copied in clear; or remove it",
+            )
+            for pattern in transforms.unmatched(names)
+        ] + [
+            NotReadyError(
+                f"transforms.where: {pattern} matches none of the captured tables",
+                "Correct it (an anchored database.table): all rows would be copied; or remove it",
+            )
+            for pattern in transforms.unmatched_conditions(tables)
+        ]
+
+    def refuse_unmatched(self, columns: Iterable[tuple[str, str, str]]) -> None:
+        """Refuse patterns that match nothing; the parameter is that of :meth:`find_unmatched`.
+
+        :raises NotReadyError: for the first one.
+        """
+        for error in self.find_unmatched(columns):
+            raise error
 
     def describe_difference(self, table: TableSchema) -> str | None:
         """Return how the rules differ from those by which a copy was made; ``None`` if they do not.

@@ -117,9 +117,7 @@ def make_driver_request(pipeline: Pipeline, **what: Any) -> DriverRequest:
     from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
     from airflow_provider_cdc.driver.main import DriverRequest
 
-    sections = (pipeline.source, pipeline.sink, pipeline.state, pipeline.spark)
-    conn_ids = {section.conn_id for section in sections} - {None}
-    connections = {conn_id: resolve_connection(conn_id).to_json() for conn_id in conn_ids if conn_id}
+    connections = {conn_id: resolve_connection(conn_id).to_json() for conn_id in pipeline.connection_ids}
     log_level = conf.get("logging", "logging_level", fallback="INFO").upper()
     return DriverRequest(pipeline.to_dict(), connections, log_level=log_level, **what)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from itertools import count, islice
 from typing import Any
 
@@ -56,6 +56,23 @@ def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool
         f"AND table_schema NOT IN {_SYSTEM} ORDER BY table_schema, table_name",
     )
     return [(str(d), str(t), str(e)) for d, t, e in tables if captures(str(d), str(t))]
+
+
+def list_columns(connection: Connection[Any], tables: Collection[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Yield database, table and name of each column of some tables.
+
+    :param tables: database and name of each.
+    """
+    databases = ", ".join(sorted({text_literal(database) for database, _ in tables}))
+    if not databases:
+        return
+    for database, table, column in query_rows(
+        connection,
+        f"SELECT table_schema, table_name, column_name FROM information_schema.columns WHERE table_schema IN "
+        f"({databases})",
+    ):
+        if (str(database), str(table)) in tables:
+            yield str(database), str(table), str(column)
 
 
 def current_fingerprint(connection: Connection[Any], table: TableSchema) -> str:
