@@ -45,6 +45,15 @@ def matches_any(patterns: Iterable[str], *names: str) -> bool:
     )
 
 
+def match_pattern(pattern: str, *names: str) -> re.Match[str] | None:
+    """Return the match of a pattern and a table (database and name); ``None`` if it does not match.
+
+    In what groups have captured, NUL stands for the dot between database and table.
+    """
+    name, candidates = "\0".join(names), _compile_pattern(pattern, len(names) - 1)
+    return next((match for compiled in candidates if (match := compiled.fullmatch(name))), None)
+
+
 @lru_cache(maxsize=4096)
 def _compile_pattern(pattern: str, count: int) -> tuple[re.Pattern[str], ...]:
     """Compile one pattern for each dot (or pair of dots) that may separate database, table and column.

@@ -12,7 +12,8 @@ DELETION_VECTORS, COPY_ON_WRITE = "deletion_vectors", "copy_on_write"
 #: The catalog of the tables.
 CATALOG_SETTING = "catalog"
 _DELTA_SETTINGS = frozenset(
-    {"conn_id", "deletes", "index_bytes", "partition_by", "table_path", "lower_case", "table_properties", "adopt"}
+    {"conn_id", "deletes", "index_bytes", "partition_by", "table_path", "lower_case", "routes", "table_properties"}
+    | {"adopt"}
 )
 #: Keys of the sink section that only some kinds have.
 KIND_SETTINGS = _DELTA_SETTINGS | {CATALOG_SETTING}

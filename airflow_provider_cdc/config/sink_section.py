@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ from airflow_provider_cdc.config.catalog_settings import (
     catalog_settings,
     check_catalog,
     parse_catalog_connection,
+    table_identifier,
 )
 from airflow_provider_cdc.config.connections import ResolvedConnection
 from airflow_provider_cdc.config.delete_policy import DELETE_MODES, HARD, IGNORE, SOFT, DeletePolicy
@@ -49,6 +50,8 @@ class Sink:
         environment of each host.
     :param table_path: path of a table's folder below ``path``, with ``{database}`` and ``{table}`` for its names.
     :param lower_case: whether names are in lower case there.
+    :param routes: other paths for some tables: ``{"match": pattern, "table_path": path}``. The first matching pattern
+        counts, and ``$1`` or ``${name}`` in the path stand for what its groups have captured.
     :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
         some tables.
     :param adopt: whether an existing table of another origin may become the copy; the snapshot replaces its rows.
@@ -67,6 +70,7 @@ class Sink:
     conn_id: str | None = None
     table_path: str = DEFAULT_TABLE_PATHS.template
     lower_case: bool = False
+    routes: Sequence[Mapping[str, str]] = field(default=(), hash=False)
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
     adopt: bool = False
     on_dropped: str | Mapping[str, Sequence[str]] = field(default=KEEP, hash=False)
@@ -87,7 +91,7 @@ class Sink:
         if self.has_catalog and self.conn_id is None:
             catalog_settings(self, None)
         self._check_modes("deletes", DELETE_MODES)
-        TablePaths(self.table_path, self.lower_case)
+        self._check_routes()
         sink_kind = SINK_KINDS[self.kind]
         sink_kind.check_settings(path, self.table_properties)
         merge_modes = sink_kind.merge_modes
@@ -104,7 +108,7 @@ class Sink:
     def _check_settings_of_kind(self) -> None:
         missing = KIND_SETTINGS - SINK_KINDS[self.kind].settings
         for spec in fields(self):
-            if spec.name in missing and getattr(self, spec.name) not in (spec.default, {}):
+            if spec.name in missing and getattr(self, spec.name) not in (spec.default, {}, []):
                 key, kind = f"sink.{spec.name}", self.kind
                 raise NotReadyError(f"{key} is set, and a sink of kind {kind} has no such setting", "Leave it out")
 
@@ -156,8 +160,38 @@ class Sink:
 
     @property
     def table_paths(self) -> TablePaths:
-        """``table_path`` and ``lower_case`` together."""
-        return TablePaths(self.table_path, self.lower_case)
+        """``table_path``, ``lower_case`` and ``routes`` together."""
+        return TablePaths(self.table_path, self.lower_case, tuple((r["match"], r["table_path"]) for r in self.routes))
+
+    def check_distinct_tables(self, tables: Iterable[tuple[str, str]]) -> None:
+        """Reject tables whose copies would conflict: one folder, one inside the other, or one name in the catalog.
+
+        :param tables: database and name of each.
+        :raises NotReadyError: with the names of two of them.
+        """
+        ids, paths, table_by_name = list(tables), self.table_paths, dict[Any, tuple[str, str]]()
+        paths.check_distinct(ids)
+        for table in ids if self.has_catalog else ():
+            levels, name = table_identifier(paths.path_of(*table))
+            other = table_by_name.setdefault((levels, name), table)
+            if other != table:
+                raise NotReadyError(
+                    f"tables {'.'.join(other)} and {'.'.join(table)} would both be {'.'.join((*levels, name))} in the "
+                    "catalog",
+                    "Make them differ in sink.table_path or sink.routes, or exclude one of them",
+                )
+
+    def _check_routes(self) -> None:
+        value: object = () if self.routes is None else self.routes
+        form = r"a list such as [{match: 'shop_(\d+).orders', table_path: 'orders_$1'}]"
+        if not isinstance(value, list | tuple):
+            raise invalid_value("sink.routes", value, form)
+        for route in value:
+            if not isinstance(route, Mapping) or {*route} != {"match", "table_path"}:
+                raise invalid_value("sink.routes", route, form)
+            check_patterns("sink.routes.match", [route["match"]])
+        object.__setattr__(self, "routes", tuple(map(dict, value)))
+        _ = self.table_paths  # refuses paths that are not valid
 
     def _check_partitions(self) -> None:
         value: object = {} if self.partition_by is None else self.partition_by

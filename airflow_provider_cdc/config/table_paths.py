@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from airflow_provider_cdc.config.patterns import match_pattern
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import invalid_value
 
-_NAME = re.compile(r"\{(database|table)\}")
 _PART = re.compile(r"(?!\.|_cdc|_delta_log)([A-Za-z0-9_.\-]|\{database\}|\{table\})+")
-
+#: ``$1``, ``${1}`` and ``${name}`` stand for what a group of a route's pattern has captured.
+_GROUP = re.compile(r"\$(?:(?P<number>[1-9][0-9]?)|\{(?P<group>\w+)\})")
+_REFERENCE = re.compile(rf"\{{(?P<name>database|table)\}}|{_GROUP.pattern}")
 
 #: Characters that are escaped in URLs: readers that treat the path of a table as a URL do not find its files.
 _URL_ESCAPED = re.compile(r"[^\x21-\x7e]|[%\\\"#<>?`{}]")
@@ -44,11 +46,14 @@ class TablePaths:
 
     :param template: a path, at least one part of which contains ``{table}``.
     :param lower_case: whether names are in lower case.
-    :raises NotReadyError: if the template is not valid.
+    :param routes: patterns of tables, each with the path of its tables in place of the template; the first pattern that
+        matches counts. ``$1`` and ``${name}`` in a path stand for groups of the pattern.
+    :raises NotReadyError: if the template or a route is not valid.
     """
 
     template: str = "{database}/{table}"
     lower_case: bool = False
+    routes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         template: object = self.template
@@ -63,28 +68,87 @@ class TablePaths:
         if not isinstance(lower_case, bool):
             raise invalid_value("sink.lower_case", lower_case, "true or false")
 
+        for pattern, path in self.routes:
+            _check_route(pattern, path)
+
     def path_of(self, database: str, table: str) -> str:
-        """Return the path of a table's folder."""
+        """Return the path of a table's folder.
+
+        :raises NotReadyError: if the groups of a route have captured nothing, so that a folder would have no name.
+        """
+        path, match = self._route_of(database, table)
         names = {"database": database, "table": table}
-        if self.lower_case:
-            names = {key: name.lower() for key, name in names.items()}
+
+        def name_of(reference: re.Match[str]) -> str:
+            name = names.get(reference["name"])
+            if name is None and match is not None:
+                # NUL is the dot between database and table.
+                name = (match[_group_key(reference)] or "").replace("\0", ".")
+            return str(name).lower() if self.lower_case else str(name)
+
+        parts = [_REFERENCE.sub(name_of, part) for part in path.split("/")]
+        if not all(parts):
+            raise NotReadyError(
+                f"table {database}.{table}: its path in sink.routes, {path}, has a folder without a name",
+                "A group of the pattern has captured nothing: change the pattern or the path",
+            )
         # folder_name escapes slashes, so a name never creates additional folders.
-        return "/".join(folder_name(_NAME.sub(lambda m: names[m[1]], part)) for part in self.template.split("/"))
+        return "/".join(map(folder_name, parts))
+
+    def _route_of(self, database: str, table: str) -> tuple[str, re.Match[str] | None]:
+        """Return the path of a table before names are put in, and the match of its route."""
+        for pattern, path in self.routes:
+            if match := match_pattern(pattern, database, table):
+                return path, match
+        return self.template, None
 
     def check_distinct(self, tables: Iterable[tuple[str, str]]) -> None:
-        """Reject tables that would share a folder.
+        """Reject tables that would share a folder, or whose folder would be inside that of another table.
 
         :param tables: database and name of each.
         :raises NotReadyError: with the names of two of them.
         """
         table_by_path: dict[str, tuple[str, str]] = {}
-        for table in tables:
+        for table in dict.fromkeys(tables):
             other = table_by_path.setdefault(self.path_of(*table), table)
             if other != table:
                 raise NotReadyError(
                     f"tables {'.'.join(other)} and {'.'.join(table)} would both be copied to {self.path_of(*table)}",
-                    "Make them differ in sink.table_path (or leave out sink.lower_case), or exclude one of them",
+                    "Make them differ in sink.table_path or sink.routes (or leave out sink.lower_case), or exclude one "
+                    "of them",
                 )
+        for path, table in table_by_path.items():
+            for end in (at for at, character in enumerate(path) if character == "/"):
+                if (outer := table_by_path.get(path[:end])) is not None:
+                    raise NotReadyError(
+                        f"table {'.'.join(table)} would be copied to {path}, inside the folder of table "
+                        f"{'.'.join(outer)}",
+                        "Change sink.routes so that no table is below another, or exclude one of them",
+                    )
+
+
+def _group_key(reference: re.Match[str]) -> int | str:
+    key = reference["number"] or reference["group"]
+    return int(key) if key.isdecimal() else key
+
+
+def _check_route(pattern: str, path: object) -> None:
+    parts = path.split("/") if isinstance(path, str) else []
+    if not parts or not all(_PART.fullmatch(_GROUP.sub("x", part)) for part in parts):
+        raise invalid_value(
+            f"sink.routes: table_path of {pattern}",
+            path,
+            "folders below sink.path with {database}, {table}, and groups of the pattern in their names, such as "
+            "{table}_$1",
+        )
+    compiled = re.compile(pattern)
+    for reference in _GROUP.finditer(str(path)):
+        key = _group_key(reference)
+        if key not in (range(1, compiled.groups + 1) if isinstance(key, int) else compiled.groupindex):
+            raise NotReadyError(
+                f"sink.routes: {pattern} has no group {key}, which table_path {path} names",
+                "Groups are in parentheses: the first one is $1, and (?P<name>...) is ${name}",
+            )
 
 
 DEFAULT_TABLE_PATHS = TablePaths()

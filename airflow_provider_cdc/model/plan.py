@@ -98,6 +98,7 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
         the latter kind has no chunks, as if all tables were empty at P0.
     :param table_path: ``sink.table_path`` that the plan was made with.
     :param lower_case: ``sink.lower_case`` that the plan was made with.
+    :param routes: ``sink.routes`` that the plan was made with.
     :param amendments: what the stream has recorded about the tables since, in order of ``_cdc_seq``.
     :param superseded_chunks: planned chunks of tables whose rows no longer come from the snapshot, because the table
         was re-snapshotted as a whole or is suspended.
@@ -118,6 +119,7 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
     amendments: tuple[Amendment, ...] = ()
     superseded_chunks: tuple[Chunk, ...] = ()
     sink_kind: str = ""
+    routes: tuple[tuple[str, str], ...] = ()
 
     @property
     def p0_seq(self) -> int:

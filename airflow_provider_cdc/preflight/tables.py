@@ -94,7 +94,7 @@ def _suspended_tables(context: RunContext) -> set[tuple[str, str]]:
 def _check_folder_conflicts(context: RunContext, matched: list[tuple[str, str, str]]) -> Iterator[CheckResult]:
     """Yield warnings about tables whose folders conflict on some file systems, and about unusual characters in them."""
     paths, tables_by_folder = context.pipeline.sink.table_paths, dict[str, tuple[str, str]]()
-    paths.check_distinct((database, table) for database, table, _ in matched)
+    context.pipeline.sink.check_distinct_tables((database, table) for database, table, _ in matched)
     for database, table, _ in matched:
         if odd_characters := url_escaped_characters(paths.path_of(database, table)):
             yield CheckResult(

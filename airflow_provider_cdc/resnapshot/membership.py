@@ -93,7 +93,7 @@ def _check_addable(context: RunContext, ids: list[tuple[str, str]], table: Table
     label, sink = table.label, context.pipeline.sink
     for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL, *(() if table.key else (Feature.KEYLESS,))):
         context.require_feature(feature, f"table {label} is to be added")
-    sink.table_paths.check_distinct(ids)
+    sink.check_distinct_tables(ids)
     sink.delete_policy.mode_of(table)
     target = context.sink.table(table)
     if target.exists() and not (isinstance(target, Adoptable) and target.will_adopt(context.pipeline.name)):

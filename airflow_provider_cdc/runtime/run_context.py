@@ -245,10 +245,12 @@ class RunContext:
         for name, configured, planned in (
             ("table_path", paths.template, plan.table_path),
             ("lower_case", paths.lower_case, plan.lower_case),
+            ("routes", paths.routes, plan.routes),
         ):
             if configured != planned:
+                shown = dict(plan.routes) if name == "routes" else planned
                 raise NotReadyError(
-                    f"sink.{name} of {plan.pipeline} changed since its snapshot (it was {planned})",
+                    f"sink.{name} of {plan.pipeline} changed since its snapshot (it was {shown})",
                     "The tables would not be found: undo the change, or start with a fresh sink.path",
                 )
         if plan.start != self.pipeline.stream.start:
@@ -380,10 +382,11 @@ class RunContext:
                 plan = make_plan(connection, pipeline.name, pipeline.captures, **plan_options)
             self.copy_rules.refuse_unmatched(column_names(plan.tables))
             paths = pipeline.sink.table_paths
-            paths.check_distinct(table.id for table in plan.tables)
+            pipeline.sink.check_distinct_tables(table.id for table in plan.tables)
             for table in plan.tables:
                 pipeline.sink.delete_policy.mode_of(table)  # refuses a mode that the table cannot have
-            plan = plan.replace(table_path=paths.template, lower_case=paths.lower_case, sink_kind=pipeline.sink.kind)
+            plan = plan.replace(table_path=paths.template, lower_case=paths.lower_case, routes=paths.routes)
+            plan = plan.replace(sink_kind=pipeline.sink.kind)
             return plan.replace(p0=with_file_start_time(plan.p0, open_at))
 
     def ensure_plan(self, state_database: StateDatabase) -> Plan:

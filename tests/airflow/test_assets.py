@@ -66,6 +66,10 @@ def applied(store: StateDatabase, inserts: int = 0, updates: int = 0, deletes: i
         (Sink("file:///data/lake/"), "file:///data/lake/shop/orders"),
         (Sink("/data/la ke#1"), "file:///data/la%20ke%231/shop/orders"),
         (Sink("/data/lake", table_path="bronze/{database}_{table}"), "file:///data/lake/bronze/shop_orders"),
+        (
+            Sink("/data/lake", routes=[{"match": "(sh)op.(o.*)s", "table_path": "$1/${2}_{table}"}]),
+            "file:///data/lake/sh/order_orders",
+        ),
         (Sink("s3://bucket/lake"), "s3://bucket/lake/shop/orders"),
         (Sink("s3a://bucket"), "s3://bucket/shop/orders"),
         (Sink("gs://bucket/lake"), "gs://bucket/lake/shop/orders"),

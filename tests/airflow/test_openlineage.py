@@ -38,6 +38,12 @@ def test_copies_are_named_as_openlineage_names_files(path: str, place: tuple[str
     )
 
 
+def test_a_route_is_the_name_of_a_copy() -> None:
+    sink = Sink("s3://bucket/lake", routes=[{"match": r"shop_(\d+).orders", "table_path": "orders_$1"}])
+    found = copy_dataset_name(Pipeline(name="p", source=Source("c", ("a.b",)), sink=sink), ("shop_7", "orders"))
+    assert found == ("s3://bucket", "lake/orders_7")
+
+
 def asked(operator: Any, task_result: Any = None) -> dict[str, Any]:
     """What the provider gets from an operator: at its start, or with a result at its end."""
     from airflow.providers.openlineage.extractors.base import DefaultExtractor

@@ -93,6 +93,10 @@ FULL: dict[str, Any] = {
         "conn_id": None,
         "table_path": "bronze/{database}_{table}",
         "lower_case": True,
+        "routes": [
+            {"match": r"shop_(\d+).orders", "table_path": "orders_$1"},
+            {"match": "shop.(?P<kind>x|y)_.*", "table_path": "{database}/${kind}/{table}"},
+        ],
         "table_properties": {
             "delta.logRetentionDuration": "interval 7 days",
             "tier": {"gold": ["shop.customer"], "silver": ["shop.order_.*"]},
@@ -114,6 +118,10 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     target = pipeline.setdefault(section[0], {}) if section else pipeline
     target[last] = value
     return pipeline
+
+
+def route(match: str, table_path: object) -> dict[str, Any]:
+    return changed("sink.routes", [{"match": match, "table_path": table_path}])
 
 
 def refusal(value: Any) -> str:
@@ -317,6 +325,17 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("sink.merge", {"copy_on_write": ["customer"]}), "sink.merge.copy_on_write"),
         (changed("sink.table_path", "/lake/{table}"), "sink.table_path is '/lake/{table}'. It must be folders below"),
         (changed("sink.lower_case", "yes"), "sink.lower_case is 'yes'. It must be true or false"),
+        (changed("sink.routes", {"a.b": "c"}), "sink.routes is {'a.b': 'c'}. It must be a list such as"),
+        (changed("sink.routes", [{"match": "a.b"}]), "sink.routes is {'match': 'a.b'}. It must be a list such as"),
+        (route("orders", "o"), "sink.routes.match is 'orders'"),
+        (route("shop.(x", "o"), "sink.routes.match is 'shop.(x'"),
+        (route("shop.x", "/o"), "sink.routes: table_path of shop.x is '/o'. It must be folders below sink.path"),
+        (route("shop.x", 5), "sink.routes: table_path of shop.x is 5"),
+        (route("shop.x", "_cdc_$1"), "sink.routes: table_path of shop.x is '_cdc_$1'"),
+        (route("shop.x", "_cdc_progress"), "sink.routes: table_path of shop.x is '_cdc_progress'"),
+        (route("shop.x", "o_$0"), "sink.routes: table_path of shop.x is 'o_$0'"),
+        (route("shop.(x)", "o_$2"), "shop.(x) has no group 2, which table_path o_$2 names"),
+        (route("shop.(x)", "o_${k}"), "shop.(x) has no group k, which table_path o_${k} names"),
         (changed("sink.table_properties", ["a"]), "sink.table_properties is ['a']. It must be a mapping of properties"),
         (changed("sink.table_properties", {"a": {}}), "sink.table_properties.a is {}. It must be a value, or"),
         (changed("sink.table_properties", {"a": {"b": ["x"]}}), "sink.table_properties.a.b is 'x'"),

@@ -37,6 +37,57 @@ def test_no_name_leads_elsewhere(database: str, table: str, template: str) -> No
     assert not any(part.startswith(("_cdc", "_delta_log", ".")) or not part for part in parts)
 
 
+ROUTES = (
+    (r"shop_(\d+)\.orders", "orders_$1"),
+    (r"(?P<region>[a-z]+)_(?P<number>\d+)\.(.*)", "${region}/{table}_${number}_${3}"),
+    (r"(Big.Order)s?(x)?", "$1-$2"),
+    (r"a.b(c)?", "x/$1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("database", "table", "lower_case", "path"),
+    [
+        ("shop_7", "orders", False, "orders_7"),  # the first that matches counts
+        ("shop_7", "Order/Line", False, "shop/Order=2FLine_7_Order=2FLine"),
+        ("shop_7", "Order/Line", True, "shop/order=2Fline_7_order=2Fline"),
+        ("Big", "Orders", False, "Big.Order-"),  # the dot between database and table is in a group
+        ("Big", "Orders", True, "big.order-"),
+        ("a", "bc", False, "x/c"),
+        ("shop", "orders", False, "{database}/{table}"),  # none matches
+        ("xshop_7", "orders1", False, "xshop/orders1_7_orders1"),
+        ("shop_7.orders", "t", False, "{database}/{table}"),
+    ],
+)
+def test_routes(database: str, table: str, lower_case: bool, path: str) -> None:
+    paths = TablePaths(lower_case=lower_case, routes=ROUTES)
+    assert paths.path_of(database, table) == path.format(database=database, table=table)
+
+
+@given(NAMES, NAMES, st.sampled_from(["$1", "x/$1", "_$2", "$1/$2", "$1$2/x", "_${1}cdc", "{table}$1"]))
+def test_no_group_leads_elsewhere(database: str, table: str, path: str) -> None:
+    paths = TablePaths(routes=((r"((?s:.*))[.]((?s:.*))", path),))
+    parts = paths.path_of(database, table).split("/")
+    assert len(parts) == path.count("/") + 1
+    assert not any(part.startswith(("_cdc", "_delta_log", ".")) or not part for part in parts)
+
+
+def test_a_group_that_has_captured_nothing() -> None:
+    with pytest.raises(NotReadyError, match=r"table a.b: its path in sink.routes, x/\$1, has a folder without a name"):
+        TablePaths(routes=ROUTES).path_of("a", "b")
+
+
+@pytest.mark.parametrize("outer_first", [False, True])
+def test_no_table_is_inside_the_folder_of_another(outer_first: bool) -> None:
+    paths = TablePaths(routes=(("a.t", "a"), ("a.u", "ab/u/x"), ("a.v", "ab")))
+    tables = [("a", "t"), ("a", "w")]
+    with pytest.raises(NotReadyError, match=r"table a.w would be copied to a/w, inside the folder of table a.t"):
+        paths.check_distinct(tables if outer_first else tables[::-1])
+    with pytest.raises(NotReadyError, match=r"table a.u would be copied to ab/u/x, inside the folder of table a.v"):
+        paths.check_distinct([("a", "u"), ("a", "v")])
+    paths.check_distinct([("a", "t"), ("a", "u"), ("b", "t")])
+
+
 @given(NAMES, NAMES, NAMES, NAMES)
 def test_each_table_has_a_folder(database: str, table: str, other_database: str, other: str) -> None:
     if (database, table) != (other_database, other):
