@@ -18,6 +18,7 @@ from tests.support.otlp import Collector
 from tests.support.postgres import Postgres
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
+from tests.support.transforms import HASH_CONNECTION, HASH_ENV
 from tests.support.workload_tables import make_shop
 
 
@@ -49,6 +50,7 @@ def site(
                 "cdc_nobody": mysql_server.uri(user="nobody", password="wrong"),
                 "cdc_away": "mysql://u:p@127.0.0.1:1/",
                 "smtp_default": mailbox.uri,
+                HASH_CONNECTION: HASH_ENV[f"AIRFLOW_CONN_{HASH_CONNECTION.upper()}"],
             },
             env={"CDC_LAKE": str(lake), "CDC_SHARDS": "cdc_source cdc_source", "CDC_DEADLINE_MINUTES": "0.05"},
             config={
