@@ -8,10 +8,12 @@ from datetime import datetime
 from typing import Any, Literal
 
 from airflow_provider_cdc.ddl.schema_policy import describe_change
+from airflow_provider_cdc.model.column_policy import HASH, MASK, TRUNCATE
 from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import ADDED, REMOVED
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.resnapshot.suspension import is_resnapshot_automatic, suspension_remedy
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.state.values import TableProgress, TableStatus
@@ -93,13 +95,28 @@ def _describe_versions(history: DefinitionHistory) -> list[dict[str, Any]]:
             {
                 "since": None if since is None else str(since),
                 "columns": {column.name: column.column_type for column in schema.copy.copied_columns},
-                "key": list(schema.key),
+                "key": list(schema.copy.key),
                 "changed": describe_change(before, schema).removeprefix("; ") if before else "",
+                **_describe_rules(schema),
                 **({"kept": [column.name for column in schema.retained]} if schema.retained else {}),
             }
         )
         before = schema
     return descriptions
+
+
+def _describe_rules(schema: TableSchema) -> dict[str, Any]:
+    """Return the policies, by the names of the copy's columns, and the condition on the rows, if there are any."""
+    policies = {}
+    for policy in schema.policies:
+        details: dict[str, Any] = {"column": policy.column, "action": policy.action}
+        if policy.action == HASH:
+            details["encoding"] = policy.encoding
+        elif policy.action in (MASK, TRUNCATE):
+            details["length"] = policy.length
+        policies[policy.copy_name] = details
+    where = {} if schema.condition is None else {"where": schema.condition}
+    return ({"policies": policies} if policies else {}) | where
 
 
 def _state_name(context: RunContext, pipeline_state: PipelineState, index: int) -> TableStateName:

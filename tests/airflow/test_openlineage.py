@@ -20,6 +20,7 @@ from airflow_provider_cdc import (
 from airflow_provider_cdc.airflow.openlineage import copy_dataset_name
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
+from tests.support.transforms import HASH_CONNECTION, HASH_ENV
 
 
 @pytest.mark.parametrize(
@@ -118,3 +119,44 @@ def test_what_is_said_of_each_task(
     assert [one["name"] for one in again["inputs"]] == [f"{database}.two"]
     compared = asked(CdcVerifyOperator(**pipeline))
     assert len(compared["inputs"]) == 4 and compared["outputs"] == []
+
+
+def test_columns_that_are_changed_are_marked(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As masked, with what is done to them; a column that only has another name is copied as it is."""
+    pytest.importorskip("openlineage.client", reason="Airflow's OpenLineage provider is not installed")
+    mysql_server.session(
+        database,
+        "CREATE TABLE t (id INT PRIMARY KEY, email VARCHAR(60), phone VARCHAR(20), note TEXT, born DATE, secret INT)",
+        "INSERT INTO t VALUES (1, 'a', '1', 'x', '2001-02-03', 1)",
+    )
+    columns = {"email": {"hash": "hex", "rename": "e"}, "phone": "mask", "note": {"rename": "n"}, "born": "null"}
+    rules = {rf"{database}.t.{name}": policy for name, policy in {**columns, "secret": "exclude"}.items()}
+    routes = [{"match": f"({database}).(t)", "table_path": "r/$2_of_$1"}]
+    transforms = {"hash_key_conn_id": HASH_CONNECTION, "columns": rules}
+    cli = Cli(
+        tmp_path, mysql_server, f"{database}.t", transforms=transforms, sink={"kind": "iceberg", "routes": routes}
+    )
+    cli.env |= HASH_ENV
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    cli.snapshot()
+    found = asked(CdcStreamOperator(pipeline=str(cli.file), task_id="t"))
+    [copy] = found["outputs"]
+    assert copy["name"] == f"{cli.sink}/r/t_of_{database}"
+    assert [one["name"] for one in copy["facets"]["symlinks"]["identifiers"]] == [f"r.t_of_{database}"]
+    fields = {
+        name: (field["inputFields"][0]["field"], field["transformationType"], field["transformationDescription"])
+        for name, field in copy["facets"]["columnLineage"]["fields"].items()
+    }
+    assert fields == {
+        "id": ("id", "IDENTITY", ""),
+        "e": ("email", "MASKED", "hash"),
+        "phone": ("phone", "MASKED", "mask"),
+        "n": ("note", "IDENTITY", ""),
+        "born": ("born", "MASKED", "null"),
+    }
+    types = {field["name"]: field["type"] for field in copy["facets"]["schema"]["fields"]}
+    assert types["e"] == "string" and "secret" not in types
+    assert [field["name"] for field in found["inputs"][0]["facets"]["schema"]["fields"]][1] == "email"

@@ -25,6 +25,7 @@ from tests import ROOT
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
+from tests.support.transforms import HASH_CONNECTION, HASH_ENV
 
 SERVERS: dict[str, type[MySQLServer]] = {"MySQL": MySQLServer, "MariaDB": MariaDBServer}
 
@@ -311,3 +312,34 @@ def test_a_copy_that_cannot_be_read(tmp_path: Path, mysql_server: MySQLServer, d
     shown = cli.call("status")
     assert shown.code == TerminalError.exit_code and f"    {database}.a: 1 rows in 1 files" in shown.out
     assert f"    {database}.b: copied, 1/1 chunks" in shown.out and f"; {b['error']}" in shown.out
+
+
+def test_rules_are_shown(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:
+    """Policies by the names of the copy's columns, and the condition; nothing for a table that has neither."""
+    mysql_server.session(
+        database,
+        "CREATE TABLE a (id INT PRIMARY KEY, email VARCHAR(60), phone VARCHAR(20), note TEXT, born DATE, x INT)",
+        "CREATE TABLE b (id INT PRIMARY KEY)",
+    )
+    columns = {"id": {"rename": "number"}, "email": {"hash": "binary", "rename": "e"}, "phone": {"mask": 4}}
+    columns |= {"note": {"truncate": 5}, "born": "null", "x": "exclude"}
+    rules = {
+        "hash_key_conn_id": HASH_CONNECTION,
+        "columns": {rf"{database}.a.{name}": value for name, value in columns.items()},
+        "where": {f"{database}.a": "x = 7 AND id > 0"},
+    }
+    cli = Cli(tmp_path, mysql_server, rf"{database}\..*", transforms=rules)
+    cli.env |= HASH_ENV
+    cli.snapshot()
+    first, second = cli.reported_status()["tables"]
+    (definition,) = first["definitions"]
+    assert definition["policies"] == {
+        "number": {"column": "id", "action": "keep"},
+        "e": {"column": "email", "action": "hash", "encoding": "binary"},
+        "phone": {"column": "phone", "action": "mask", "length": 4},
+        "note": {"column": "note", "action": "truncate", "length": 5},
+        "born": {"column": "born", "action": "null"},
+    }
+    assert definition["where"] == "x = 7 AND id > 0" and definition["key"] == ["number"]
+    assert [*definition["columns"]] == ["number", "e", "phone", "note", "born"]
+    assert not {"policies", "where"} & second["definitions"][0].keys()

@@ -100,7 +100,14 @@ def test_a_stream(site: Site, browser: Browser) -> None:
             "reason": "ALTER TABLE orders makes numbers shorter",
             "remedy": "Run airflow-cdc resnapshot",
         }
-        places = [{"since": None, "columns": {"id": "bigint"}, "key": ["id"], "changed": None}]
+        types = {"id": "bigint", "e": "char(64)", "phone": "varchar(9)", "n": "int"}
+        rules: dict[str, Any] = {
+            "e": {"column": "email", "action": "hash", "encoding": "hex"},
+            "phone": {"column": "phone", "action": "mask", "length": 4},
+            "n": {"column": "number", "action": "keep"},
+        }
+        shown_rules: dict[str, Any] = {"policies": rules, "where": "tenant_id = 7"}
+        places = [{"since": None, "columns": types, "key": ["id"], "changed": None, **shown_rules}]
         stands = TableStatus("shop", "orders", "suspended", "binlog.000007:120", definitions=places, **why)
         table = "shop", "orders"
         done = {table: LastCompaction(utc_now(), 4.0)}
@@ -121,7 +128,10 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         whole = page.get_by_role("region", name="shop.orders", exact=True)
         for text in (*why.values(), "6 updates", "3 times", "the copy stands at binlog.000007:120"):
             expect(whole).to_contain_text(text, ignore_case=True)
-        expect(page.get_by_role("region", name="Definitions")).to_contain_text("as it was planned")
+        definitions = page.get_by_role("region", name="Definitions")
+        lines = ["as it was planned", "only rows where tenant_id = 7", "id bigint", "e char(64): hash of email"]
+        for text in (*lines, "phone varchar(9): mask 4 of phone", "n int: number"):
+            expect(definitions).to_contain_text(text)
         expect(page.get_by_role("region", name="Explain a row")).to_contain_text("airflow-cdc explain")
         accessible(page)
         page.goto(f"{site.url}/{address_of(site, name, '/stream')}")

@@ -12,6 +12,9 @@ import { ask } from "./server.js";
 import { changesOf, rowsOf, tableState, verifiedOf } from "./tables.js";
 import { RESUME } from "./troubles.js";
 
+/** What the copy has of a column of the source, if not its values under its name. */
+const ruleOf = (rule) => (rule ? `: ${rule.action === "keep" ? "" : `${rule.action}${rule.length ? ` ${rule.length}` : ""} of `}${rule.column}` : "");
+
 /** Definitions of a table, newest first. */
 function definitionList(list) {
   return h("ol", { class: "definitions" }, [...list].reverse().map((d) => {
@@ -19,7 +22,8 @@ function definitionList(list) {
     return h("li", null, d.since ? ["since ", h("code", null, d.since)] : "as it was planned", ": ",
       changed.length ? changed.map((one) => [h("code", null, String(one)), " "]) : many(Object.keys(d.columns ?? {}).length, "column"),
       d.key?.length ? `, key ${d.key.join(", ")}` : ", no key",
-      Object.keys(d.columns ?? {}).length > 0 && h("details", null, h("summary", null, many(Object.keys(d.columns).length, "column")), h("ul", null, Object.entries(d.columns).map(([column, type]) => h("li", null, h("code", null, column), ` ${type}`)))));
+      d.where && [", only rows where ", h("code", null, d.where)],
+      Object.keys(d.columns ?? {}).length > 0 && h("details", null, h("summary", null, many(Object.keys(d.columns).length, "column")), h("ul", null, Object.entries(d.columns).map(([column, type]) => h("li", null, h("code", null, column), ` ${type}${ruleOf(d.policies?.[column])}`)))));
   }));
 }
 
