@@ -56,6 +56,7 @@ FULL: dict[str, Any] = {
             "shop.customer.password": "exclude",
         },
         "where": {"shop.order_.*": "tenant_id = 7"},
+        "metadata": ["server", "gtid"],
     },
     "snapshot": {
         "chunk_rows": 100,
