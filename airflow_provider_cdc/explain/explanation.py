@@ -99,7 +99,9 @@ class RowChange:
         an update of the new one.
     :param time: when it was committed, in ISO 8601.
     :param gtid: its GTID; empty if the server has none.
-    :param row: the row after the change, or, for a delete, before it; ``None`` if the table was emptied or created.
+    :param row: the row after the change, or, for a delete, before it; ``None`` if the table was emptied or created, or
+        the copy has no such row.
+    :param is_left_out: whether ``transforms.where`` leaves the row out of the copy.
     """
 
     at: Position
@@ -107,15 +109,19 @@ class RowChange:
     time: str
     gtid: str = ""
     row: RowValues | None = None
+    is_left_out: bool = False
 
     def __str__(self) -> str:
         gtid_text = f", GTID {self.gtid}" if self.gtid else ""
         row = "" if self.row is None else f": {format_row(self.row)}"
+        row = ": a row that transforms.where leaves out of the copy" if self.is_left_out else row
         return f"{self.operation} at {self.at} ({self.time}{gtid_text}){row}"
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON value."""
-        return {**self.__dict__, "at": str(self.at), "row": row_to_json(self.row)}
+        values = {**self.__dict__, "at": str(self.at), "row": row_to_json(self.row)}
+        left_out = values.pop("is_left_out")
+        return values | ({"left_out": True} if left_out else {})
 
 
 @dataclass(frozen=True)

@@ -338,17 +338,20 @@ class _RowExplainer:
         """
         changes = []
         tail = segment.changes.slice(max(0, segment.changes.num_rows - MAX_SHOWN_CHANGES))
-        tail = self.context.row_transform(table).convert_columns(tail)
-        for row, image in zip(
+        transform = self.context.row_transform(table)
+        # No values of rows that the copy does not have. A delete may have no values but its key.
+        copied = pa.repeat(True, tail.num_rows) if transform.condition is None else transform.condition.mask(tail)
+        tail = transform.convert_columns(tail)
+        for row, image, is_copied in zip(
             tail.select([SEQ_COLUMN, OP_COLUMN, TS_COLUMN]).to_pylist(),
             rows_without_meta_columns(tail, table),
+            copied.to_pylist(),
             strict=True,
         ):
-            time = row[TS_COLUMN].isoformat(timespec="seconds")
-            gtid = segment.gtids.get(row[SEQ_COLUMN], "")
-            changes.append(
-                RowChange(segment.position_of(row[SEQ_COLUMN]), OPERATION_NAMES[row[OP_COLUMN]], time, gtid, image)
-            )
+            position, operation = segment.position_of(row[SEQ_COLUMN]), row[OP_COLUMN]
+            time, gtid = row[TS_COLUMN].isoformat(timespec="seconds"), segment.gtids.get(row[SEQ_COLUMN], "")
+            shown, is_left_out = (image, False) if is_copied else (None, operation != "d")
+            changes.append(RowChange(position, OPERATION_NAMES[operation], time, gtid, shown, is_left_out))
         if segment.truncation is not None:
             seq, microseconds = segment.truncation
             time = datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="seconds")

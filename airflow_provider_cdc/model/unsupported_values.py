@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from airflow_provider_cdc.model.column_policy import KEEP
 from airflow_provider_cdc.model.errors import UnfitError
 from airflow_provider_cdc.model.schema import Column, TableSchema
 
@@ -29,6 +30,13 @@ _SELECT_REMEDIES: dict[UnsupportedReason, str] = {
     "date": DATE_REMEDY,
     "key": KEY_REMEDY,
 }
+#: What is said of values that no message may show.
+_WITHOUT_VALUE: dict[UnsupportedReason, str] = {
+    "date": "an invalid date",
+    "text": "bytes that are not valid text",
+    "key": "a key with no way back from Unicode",
+    "damaged": "damaged value",
+}
 
 
 class UnsupportedValue(Exception):
@@ -45,16 +53,29 @@ class UnsupportedValue(Exception):
         self.column, self.reason, self.description, self.seq = column, reason, description, seq
 
 
+def shows_values(table: TableSchema, name: str) -> bool:
+    """Return whether messages may show values of a column: whether the copy has them as they are."""
+    changed = (policy.column for policy in table.policies if policy.action != KEEP)
+    return name not in table.excluded and name not in changed
+
+
+def describe_key(table: TableSchema, name: str, error: Exception) -> str:
+    """Return what is wrong with the value of a key column, with the value if it may be shown."""
+    return str(error) if shows_values(table, name) else _WITHOUT_VALUE["key"]
+
+
 def binlog_value_error(
     table: TableSchema, column: Column | None, reason: UnsupportedReason, description: str, place: str
 ) -> UnfitError:
     """Make the error for a value in the binlog.
 
     :param column: the value's column; ``None`` if it cannot be determined.
-    :param description: what is wrong with the value, in words.
+    :param description: what is wrong with the value, in words. It is not shown if the copy does not have the values.
     :param place: position in the binlog.
     """
     name = "a row" if column is None else f"column {column.name}"
+    if column is not None and not shows_values(table, column.name):
+        description = _WITHOUT_VALUE[reason]
     return UnfitError.for_table(
         f"{description} in {name} of {table.label}, at {place}{', cannot be carried' if reason == 'date' else ''}",
         table.label,
@@ -67,9 +88,9 @@ def binlog_value_error(
 
 def select_value_error(table: TableSchema, column: Column, error: UnsupportedValue) -> UnfitError:
     """Make the error for a value read by a SELECT."""
+    description = error.description if shows_values(table, column.name) else _WITHOUT_VALUE[error.reason]
     return UnfitError(
-        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: "
-        f"{error.description}",
+        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {description}",
         _SELECT_REMEDIES[error.reason],
         table=table.label,
         column=column.name,

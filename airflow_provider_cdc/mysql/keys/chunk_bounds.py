@@ -29,7 +29,7 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.model.errors import TableChangedError, UnfitError
 from airflow_provider_cdc.model.plan import Key, even_chunk_width
 from airflow_provider_cdc.model.schema import INTEGER_TYPES, TableSchema
-from airflow_provider_cdc.model.unsupported_values import KEY_REMEDY
+from airflow_provider_cdc.model.unsupported_values import KEY_REMEDY, describe_key
 from airflow_provider_cdc.mysql.client.charsets import NoRoundTripError
 from airflow_provider_cdc.mysql.client.key_sql import (
     canonical_expression,
@@ -229,7 +229,8 @@ class ChunkBounds:
             try:
                 key.append(parse_canonical(column, str(text)))
             except NoRoundTripError as error:
-                message = f"{error} in column {column.name} of {self._table.label}"
+                what = describe_key(self._table, column.name, error)
+                message = f"{what} in column {column.name} of {self._table.label}"
                 raise UnfitError(
                     message, KEY_REMEDY, table=self._table.label, column=column.name, reason="key"
                 ) from None
