@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from pymysql.connections import Connection
@@ -240,7 +241,7 @@ def _stage_chunks(
             plan.tables[index],
             index,
             timeline.server,
-            apply_rules=context.copy_rules.apply,
+            apply_rules=partial(context.copy_rules.apply_to_altered, before=plan.tables[index]),
             cut_chunks=cut_chunks,
             open_at=context.binlog_opener(slots.PLAN),
         )

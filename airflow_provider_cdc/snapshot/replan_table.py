@@ -7,6 +7,7 @@ earlier changes in the binlog are ignored. docs/correctness.md has the proof.
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 
 from airflow_provider_cdc.chunk_groups.chunk_group import group_marker, open_sink_tables, read_coverage
 from airflow_provider_cdc.model.errors import TableAlteredError, TransientError
@@ -48,7 +49,7 @@ def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> N
             connection,
             plan,
             index,
-            context.copy_rules.apply,
+            partial(context.copy_rules.apply_to_altered, before=plan.tables[index]),
             lambda found: policy.decide_definition(table, found, is_requested=True),
         )
     name = context.layout.amendment(plan.generation, index, revision + 1)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.model.column_policy import EXCLUDE, HASH, ColumnPolicy
+from airflow_provider_cdc.model.column_policy import EXCLUDE, HASH, KEEP, ColumnPolicy
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.schema import Column, TableSchema
+from airflow_provider_cdc.model.unsupported_values import shows_values
 from airflow_provider_cdc.transforms.condition import parse_condition
 from airflow_provider_cdc.transforms.policy_rules import policy_problem
 
@@ -90,6 +91,8 @@ class CopyRules:
             before, after = old.get(column.name), new.get(column.name)
             if before is not None and after is not None and self.hash_key_id is None:
                 after = after.replace(key_id=before.key_id)
+            if before is not None and after is not None and before == after.replace(key_id=before.key_id) != after:
+                return f"{column.name} of {table.label} was hashed with another secret key than the pipeline has now"
             if before != after:
                 return (
                     f"transforms.columns has another policy for {column.name} of {table.label} than its copy was made "
@@ -117,6 +120,34 @@ class CopyRules:
         except NotReadyError as error:
             raise NotReadyError(f"transforms.where: {error.message}", error.remedy, table=table.label) from None
         return table.replace(condition=condition, condition_columns=columns)
+
+    def apply_to_altered(self, table: TableSchema, before: TableSchema) -> TableSchema:
+        """Return :meth:`apply` of a table that is read again.
+
+        A column may have another name now, for which there is no policy: its values would be copied in clear.
+
+        :param before: the definition that its copy was made with.
+        :raises NotReadyError: also if that may be so.
+        """
+        current = self.apply(table)
+        old_names, names = ({column.name for column in one.columns} for one in (before, table))
+        gone = [column.name for column in before.columns if column.name not in names and self._hides(before, column)]
+        added = [c.name for c in current.copied_columns if c.name not in old_names and shows_values(current, c.name)]
+        if gone and added:
+            raise NotReadyError(
+                f"column {gone[0]} of {table.label} is gone, whose values transforms.columns changes or leaves out, "
+                f"and column {added[0]} is new, which may have its values",
+                f"Give {added[0]} a policy in transforms.columns; or, if its values may be copied as they are, let no "
+                f"pattern there match {gone[0]}",
+                table=table.label,
+            )
+        return current
+
+    def _hides(self, table: TableSchema, column: Column) -> bool:
+        """Return whether the settings change the values of a column, or leave it out."""
+        transforms, names = self.pipeline.transforms, (*table.id, column.name)
+        policy = transforms.policy_of(*names)
+        return transforms.excludes(*names) or (policy is not None and policy.action != KEEP)
 
     def policy_of(self, table: TableSchema, column: Column) -> ColumnPolicy | None:
         """Return the policy of one column of a table; ``None`` if its values and its name are copied as they are.
