@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,7 @@ class RowTransform:
     @cached_property
     def condition(self) -> Condition | None:
         """The condition that rows must satisfy to be in the copy; ``None`` for all rows."""
-        table = self.table
-        return None if table.condition is None else parse_condition(table.condition, table)
+        return None if self.table.condition is None else _parse_condition_of(self.table)
 
     @cached_property
     def _policies(self) -> dict[str, ColumnPolicy]:
@@ -90,7 +89,9 @@ class RowTransform:
         :param origin: where they come from; without it, metadata columns are NULL.
         """
         if self.condition is not None:
-            rows = rows.filter(self.condition.mask(rows))
+            satisfied = self.condition.mask(rows)
+            if not pc.all(satisfied, min_count=0).as_py():  # the server has left out most of the others
+                rows = rows.filter(satisfied)
         return self.convert_columns(rows, origin)
 
     def changes(
@@ -117,16 +118,22 @@ class RowTransform:
         if not self.table.key:
             deletes = (deletes | before) & satisfied
         elif self.table.full_before_images:
-            is_last_image = self._changes_key(changes) | ~np.append(satisfied[1:], True)
+            is_last_image = ~np.append(satisfied[1:], True)
+            if with_before_images:
+                is_last_image |= self._changes_key(changes)
             deletes = (deletes | (before & is_last_image)) & satisfied
         else:  # A delete needs the key only. An insert that fails concerns no row of the copy.
-            deletes |= (update & ~satisfied) | (before & self._changes_key(changes))
-        changes = changes.set_column(
-            changes.schema.get_field_index(OP_COLUMN),
-            changes.schema.field(OP_COLUMN),
-            pc.if_else(pa.array(deletes), pa.scalar(_DELETE), operations),
-        )
-        return self.convert_columns(changes.filter(pa.array(deletes | upserts)), origin)
+            deletes |= update & ~satisfied
+            if with_before_images:
+                deletes |= before & self._changes_key(changes)
+        if (deletes & (update | before)).any():
+            changes = changes.set_column(
+                changes.schema.get_field_index(OP_COLUMN),
+                changes.schema.field(OP_COLUMN),
+                pc.if_else(pa.array(deletes), pa.scalar(_DELETE), operations),
+            )
+        remaining = deletes | upserts
+        return self.convert_columns(changes if remaining.all() else changes.filter(pa.array(remaining)), origin)
 
     def _changes_key(self, changes: pa.Table) -> Any:
         """Return a mask of the rows that are followed by a row with another key."""
@@ -168,6 +175,12 @@ class RowTransform:
             columns.append(values.cast(added.type))
         columns += [rows[name] for name in META_COLUMNS]
         return pa.Table.from_arrays(columns, schema=table.sink_schema)
+
+
+@lru_cache(maxsize=256)
+def _parse_condition_of(table: TableSchema) -> Condition:
+    """Parse a table's condition: once, although each chunk has a transform of its own."""
+    return parse_condition(str(table.condition), table)
 
 
 def _to_numpy(mask: Any) -> Any:

@@ -141,3 +141,12 @@ def test_against_a_model(seed: int, with_before_images: bool) -> None:
             else:
                 copy[change["id"]] = (change["id"], change["tenant"], change["name"])
         assert copy == {key: row for key, row in source.items() if row[1] == 1}
+
+
+def test_a_condition_is_parsed_once() -> None:
+    """Not for each of the chunks of a table."""
+    assert RowTransform(KEYED).condition is RowTransform(KEYED.replace()).condition
+    other = KEYED.replace(condition="tenant = 2")
+    assert RowTransform(other).condition is not RowTransform(KEYED).condition
+    # What determines its meaning besides.
+    assert RowTransform(KEYED.with_zero_dates("null")).condition is not RowTransform(KEYED).condition
