@@ -11,11 +11,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from bench import debezium
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
+from tests.support.transforms import HASH_CONNECTION, HASH_ENV
 
 TABLE = "customer"
 #: (database, folder) -> rows; ``None``: to be counted in the files.
@@ -34,14 +36,27 @@ class Source(MySQLServer):
         return int(self.execute(f"SELECT COUNT(*) FROM {database}.{TABLE}")[0][0])
 
 
-def _pipeline(database: str, folder: Path, chunk_rows: int, sink: str = "delta") -> Cli:
+#: Rules for columns and rows, which some arms have.
+FILTER: dict[str, Any] = {"where": {rf".*\.{TABLE}": "c_birth_day <= 3"}}
+HASHES: dict[str, Any] = {
+    "hash_key_conn_id": HASH_CONNECTION,
+    "columns": {rf".*\.{TABLE}\.(c_last_name|c_email_address)": "hash"},
+}
+
+
+def _pipeline(
+    database: str, folder: Path, chunk_rows: int, sink: str = "delta", transforms: dict[str, Any] | None = None
+) -> Cli:
     snapshot, tables = {"chunk_rows": chunk_rows, "parallelism": 2}, rf"{database}\.{TABLE}"
-    return Cli(folder, Source(), tables, name=database, snapshot=snapshot, sink={"kind": sink})
+    rules = {} if transforms is None else {"transforms": transforms}
+    cli = Cli(folder, Source(), tables, name=database, snapshot=snapshot, sink={"kind": sink}, **rules)
+    cli.env |= HASH_ENV
+    return cli
 
 
 @contextlib.contextmanager
-def own_in_threads(chunk_rows: int) -> Iterator[Arm]:
-    yield lambda database, folder: _pipeline(database, folder, chunk_rows).snapshot()
+def own_in_threads(chunk_rows: int, transforms: dict[str, Any] | None = None) -> Iterator[Arm]:
+    yield lambda database, folder: _pipeline(database, folder, chunk_rows, transforms=transforms).snapshot()
 
 
 @contextlib.contextmanager
