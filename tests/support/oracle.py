@@ -641,11 +641,13 @@ def compare_all(
     *,
     folder: Callable[[str, str], str] = _as_named,
     kept: Mapping[str, Kept] | None = None,
+    views: Mapping[str, tuple[str, Sequence[str]]] | None = None,
 ) -> list[Difference]:
     """Compare tables of a database (all of its base tables by default) with ``<sink_path>/<database>/<table>``.
 
     :param folder: where a table is below ``sink_path``, if elsewhere.
     :param kept: tables in whose copies deleted rows stay.
+    :param views: of tables whose copies are something else: name of the view of that, and its key.
     :return: the differences; empty when everything is the same. A sink table that does not exist is a difference.
     """
     if tables is None:
@@ -659,7 +661,7 @@ def compare_all(
     found: list[Difference] = []
     for table in tables:
         place = below(sink_path, folder(database, table))
-        difference = compare(conn, database, table, place, kept=(kept or {}).get(table))
+        difference = compare(conn, database, table, place, kept=(kept or {}).get(table), view=(views or {}).get(table))
         if difference:
             found.append(difference)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from tests.support.hot import HotWriter, make_hot
 from tests.support.oracle import Kept, Place, check_ledger, compare_database
 from tests.support.servers import MySQLServer
 from tests.support.sink_settings import Settings
+from tests.support.transforms import HASH_ENV, make_schedule_views, schedule_rules
 from tests.support.workload import Writers, make_foreign, make_shop
 
 #: Chains that meet each failpoint once between them.
@@ -72,6 +74,7 @@ class Schedule:
         ]
         tables = ("shop", "foreign")[number % 2]
         settings = Settings.drawn(random.Random(CHAIN_SETTINGS[number]), tables)
+        settings = settings.with_rules() if number >= 2 else replace(settings, ruled=())
         return cls(number, tables, 400, 400 * (8, 1000)[number % 2], 64 << 10 << number, (*steps,), settings)
 
     @classmethod
@@ -79,7 +82,7 @@ class Schedule:
         """Each failpoint of a commit to an Iceberg table: in a stream whose commits have deletion vectors."""
         steps = [Step("group.after_commit:1", 0, (), certain=True)]
         steps += [Step(f"{name}:{n}", 0, (), certain=True) for n, name in enumerate(ICEBERG, 1)]
-        settings = replace(Settings.drawn(random.Random(CHAIN_SETTINGS[0]), "shop"), adopted=())
+        settings = replace(Settings.drawn(random.Random(CHAIN_SETTINGS[0]), "shop"), adopted=()).with_rules()
         return cls(0, "shop", 400, 3200, 64 << 10, (*steps,), settings, rows=2000)
 
     def into_iceberg(self) -> Schedule:
@@ -165,7 +168,10 @@ def carry_out(
     """
     seed, deaths = schedule.seed, Counter[str]()
     file = lake.write_pipeline(database, chunk_rows=schedule.chunk_rows, group_rows=schedule.group_rows, parallelism=2)
-    connections = {"AIRFLOW_CONN_CDC_SOURCE": server.uri(**user), **lake.connections}
+    connections = {"AIRFLOW_CONN_CDC_SOURCE": server.uri(**user), **lake.connections, **HASH_ENV}
+    if schedule.settings.ruled:
+        value = json.loads(file.read_text()) | {"transforms": schedule_rules(database, schedule.settings.ruled)}
+        file.write_text(json.dumps(value))
     finished: dict[Any, Any] = {}
     _make(server, schedule, database)
 
@@ -213,7 +219,8 @@ def carry_out(
             writer.stop()
         assert go() == 0, log.read_text()
         kept = {table: Kept(gone.database, since, table in settings.soft) for table in gone.tables}
-        differences = compare_database(server, database, lake.place, folder=settings.folder, kept=kept)
+        views = make_schedule_views(server, database, settings.ruled)
+        differences = compare_database(server, database, lake.place, folder=settings.folder, kept=kept, views=views)
     assert not differences, "\n".join(map(str, differences))
     if schedule.tables == "shop":
         assert not check_ledger(lake.place, database, folder=settings.folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Settings:
     :param partitions: what tables are partitioned by.
     :param adopted: tables that are there before the pipeline.
     :param template: where a table is; in lower case, if it is not the default.
+    :param ruled: tables of which a part of the rows and values is copied.
     """
 
     soft: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class Settings:
     partitions: Mapping[str, Sequence[str | Mapping[str, str]]] = field(default_factory=dict)
     adopted: tuple[str, ...] = ()
     template: str = "{database}/{table}"
+    ruled: tuple[str, ...] = ()
 
     @classmethod
     def drawn(cls, draw: random.Random, tables: str) -> Settings:
@@ -61,7 +63,7 @@ class Settings:
         how = {name: hot.get(name) or draw.choice(("hard", "soft", "kept")) for name in names[:-1]}
         chosen = {name: draw.choice(_PARTITIONS[name]) for name in names if name in _PARTITIONS}
         adopts = draw.random() < 0.5
-        return cls(
+        settings = cls(
             soft=tuple(name for name in how if how[name] == "soft"),
             kept=tuple(name for name in how if how[name] == "kept"),
             copies=tuple(name for name in names if draw.random() < 0.4),
@@ -69,6 +71,12 @@ class Settings:
             adopted=tuple(name for name in names if adopts and name in _ADOPTED and draw.random() < 0.6),
             template=draw.choice(("{database}/{table}", "by_table/{table}-of-{database}")),
         )
+        return settings.with_rules() if draw.random() < 0.4 else settings
+
+    def with_rules(self) -> Settings:
+        """The same, with rules for the tables that can have them: no row stays in them or was there before."""
+        others = {*self.soft, *self.kept, *self.adopted}
+        return replace(self, ruled=tuple(name for name in (*HOT, "heap") if name not in others))
 
     @property
     def _lower(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from tests.support.servers import MySQLServer
 
 #: Secret key of hashed columns, and the connection with it.
@@ -39,3 +42,38 @@ def make_view(server: MySQLServer, database: str, view: str, table: str, conditi
     """
     wanted = ", ".join(f"{expression} AS `{column}`" for column, expression in columns.items())
     server.session(database, f"CREATE OR REPLACE VIEW {view} AS SELECT {wanted} FROM {table} WHERE {condition}")
+
+
+#: Rules for the tables of schedules: the condition, and the policies of columns.
+_RULES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "hot": ("part IS NOT NULL AND v BETWEEN 1 AND 700", {"v": {"hash": "hex", "rename": "v_hash"}}),
+    "heap": ("a = 1 OR v = 'X'", {"v": {"mask": 0, "rename": "masked"}, "twice": "null"}),
+}
+
+
+def schedule_rules(database: str, tables: Iterable[str]) -> dict[str, Any]:
+    """The section ``transforms`` of a schedule's pipeline, for tables of tests/support/hot.py and heap.py."""
+    rules = {table: _RULES.get(table, _RULES["hot"]) for table in tables}
+    columns = {rf"{database}\.{t}\.{name}": policy for t, (_, by) in rules.items() for name, policy in by.items()}
+    where = {rf"{database}\.{table}": condition for table, (condition, _) in rules.items()}
+    key = {"hash_key_conn_id": HASH_CONNECTION} if any("hash" in policy for policy in columns.values()) else {}
+    return {**key, "columns": columns, "where": where}
+
+
+def make_schedule_views(
+    server: MySQLServer, database: str, tables: Iterable[str]
+) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Make the views of what the copies of these tables must be: name and key of each, by table."""
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for table in tables:
+        view = f"copy of {table}"
+        if table == "heap":
+            key: tuple[str, ...] = ()
+            condition = "a = 1 OR CAST(v AS BINARY) = CAST('X' AS BINARY)"
+            columns = {"a": "a", "masked": mask_sql("v"), "f": "f", "twice": null_sql("twice")}
+        else:
+            condition, key = _RULES["hot"][0], ("k", "n")
+            columns = {name: name for name in ("k", "n", "part", "at")} | {"v_hash": hmac_sql("v")}
+        make_view(server, database, f"`{view}`", f"`{table}`", condition, **columns)
+        found[table] = view, key
+    return found
