@@ -68,7 +68,7 @@ def _check_key(policy: ColumnPolicy, hash_key: bytes | None) -> None:
     if policy.key_id is not None and policy.key_id != hash_key_id(hash_key):
         raise NotReadyError(
             f"column {policy.column} was hashed with another secret key than that of transforms.hash_key_conn_id",
-            "Restore the key: equal values would get other hashes. With a new key, start with a fresh sink.path",
+            "Restore the key, or run the stream, which re-snapshots the table: equal values get other hashes",
         )
 
 
