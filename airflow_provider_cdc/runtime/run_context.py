@@ -283,23 +283,9 @@ class RunContext:
 
         :returns: a description of the difference for each such table, by index.
         """
-        changed = {}
-        for index in plan.active_tables:
-            table = plan.tables[index]
-            if not self.pipeline.captures(*table.id):
-                continue
-            for column in table.columns:
-                is_excluded = not self.pipeline.copies_column(*table.id, column.name)
-                if column.name in (*table.key, *table.auto_excluded) or column.is_hidden:
-                    continue
-                if is_excluded != (column.name in table.excluded):
-                    changed[index] = (
-                        f"the column lists in source {'leave out' if is_excluded else 'no longer leave out'} "
-                        f"{column.name} of {table.label}, but its copy {'has' if is_excluded else 'lacks'} it"
-                    )
-            if index not in changed and (difference := self.copy_rules.describe_difference(table)) is not None:
-                changed[index] = difference
-        return changed
+        rules, captured = self.copy_rules, (i for i in plan.active_tables if self.pipeline.captures(*plan.tables[i].id))
+        differences = ((index, rules.describe_difference(plan.tables[index])) for index in captured)
+        return {index: difference for index, difference in differences if difference is not None}
 
     def has_planned_rules(self) -> bool:
         """Return whether the pipeline's rules are those that its plan was made with; false if there is no plan."""

@@ -78,6 +78,15 @@ class CopyRules:
 
         :param table: the definition by which the copy was made.
         """
+        for column in table.columns:
+            is_excluded = not self.pipeline.copies_column(*table.id, column.name)
+            if column.name in (*table.key, *table.auto_excluded) or column.is_hidden:
+                continue
+            if is_excluded != (column.name in table.excluded):
+                rule = f"the column lists in source {'leave out' if is_excluded else 'no longer leave out'}"
+                if self.pipeline.transforms.excludes(*table.id, column.name):
+                    rule = "transforms.columns leaves out"
+                return f"{rule} {column.name} of {table.label}, but its copy {'has' if is_excluded else 'lacks'} it"
         try:
             current = self.apply(table)
         except NotReadyError as error:
