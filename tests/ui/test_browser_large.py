@@ -56,12 +56,12 @@ def test_a_poll_sends_only_what_has_changed(site: Site, browser: Browser, large:
         expect(page.get_by_text("4 chunk groups without a reader")).to_be_visible(timeout=60_000)
         states: list[int] = []
         page.on("response", lambda got: states.append(got.status) if "/api/" in got.url else None)
-        until = time.monotonic() + 60
-        while len(states) < 10 and time.monotonic() < until:
+        until = time.monotonic() + 90
+        # On a busy machine, the last change may still be on its way when the list is seen.
+        while (len(states) < 10 or {*states[-8:]} != {304}) and time.monotonic() < until:
             page.wait_for_timeout(500)
-        # What was on its way when the list was seen is not counted, nor the first of each kind after it.
         assert len(states) >= 10, "too little was asked for"
-        assert set(states[5:]) == {304}, states
+        assert {*states[-8:]} == {304}, states
 
 
 def test_tables_are_searched_sorted_and_turned_over(site: Site, browser: Browser, large: str) -> None:
