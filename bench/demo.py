@@ -4,7 +4,7 @@ Everything in it is real: a MySQL server, writers in processes of their own, and
 proof is independent of the project: it reads both sides whole and compares every value (``tests/support/oracle.py``).
 
 With ``--stay`` the writers begin again after the proof and the stream goes on, until Ctrl-C; then both sides are
-compared once more.
+compared again.
 """
 
 from __future__ import annotations

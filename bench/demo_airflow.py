@@ -8,7 +8,7 @@ dag-processor and triggerer, with a UI to look at. Only the proof is independent
 whole and compares every value (``tests/support/oracle.py``).
 
 With ``--stay`` the writers begin again after the proof and the stream goes on, until Ctrl-C; then both sides are
-compared once more.
+compared again.
 """
 
 from __future__ import annotations

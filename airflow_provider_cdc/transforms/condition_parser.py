@@ -83,7 +83,7 @@ class _Parser:
         try:
             # Within a statement, because sqlglot would also parse texts that cannot be a condition.
             statements = parse_with_sqlglot(_BEFORE + self._text)
-        except Exception:
+        except Exception:  # texts that are no SQL raise errors of many types there: whichever it is, refuse them
             raise whole from None
         select = statements[0] if len(statements) == 1 else None
         parts = {name: part for name, part in select.args.items() if part} if isinstance(select, exp.Select) else {}

@@ -58,8 +58,8 @@ def open_plan(plan: Plan, hash_key: bytes | None) -> Plan:
     :param hash_key: secret key of hashed columns; ``None`` if the pipeline hashes none.
     :raises NotReadyError: if the bounds were sealed with another key.
     """
-    listed = (*plan.chunks, *plan.superseded_chunks)
-    if not any(_is_sealed(bound) for chunk in listed for bound in (chunk.lower, chunk.upper)):
+    planned = (table for history in plan.definitions for _, table in history.versions)
+    if not any(table.has_hashed_key for table in (*plan.tables, *planned)):  # a plan is read often, and has many chunks
         return plan
 
     def open_bounds(chunk: Chunk) -> Chunk:
