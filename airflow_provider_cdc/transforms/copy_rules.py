@@ -140,7 +140,7 @@ class CopyRules:
         """
         current = self.apply(table)
         old_names, names = ({column.name for column in one.columns} for one in (before, table))
-        gone = [column.name for column in before.columns if column.name not in names and self._hides(before, column)]
+        gone = [c.name for c in before.columns if c.name not in names and self._hides_values(before, c)]
         added = [c.name for c in current.copied_columns if c.name not in old_names and shows_values(current, c.name)]
         if gone and added:
             raise NotReadyError(
@@ -152,7 +152,7 @@ class CopyRules:
             )
         return current
 
-    def _hides(self, table: TableSchema, column: Column) -> bool:
+    def _hides_values(self, table: TableSchema, column: Column) -> bool:
         """Return whether the settings change the values of a column, or leave it out."""
         transforms, names = self.pipeline.transforms, (*table.id, column.name)
         policy = transforms.policy_of(*names)

@@ -33,7 +33,7 @@ def seal_plan(plan: Plan, hash_key: bytes | None) -> Plan:
     """
     if not any(table.has_hashed_key for table in plan.tables):
         return plan
-    seal = _sealer(hash_key)
+    seal = _make_sealer(hash_key)
     return plan.replace(
         chunks=tuple(
             _with_bounds(chunk, seal) if plan.tables[chunk.table].has_hashed_key else chunk for chunk in plan.chunks
@@ -45,7 +45,7 @@ def seal_replan(replan: Replan, table: TableSchema, hash_key: bytes | None) -> R
     """Return an amendment to be written, as :func:`seal_plan` does for a plan."""
     if not table.has_hashed_key:
         return replan
-    seal = _sealer(hash_key)
+    seal = _make_sealer(hash_key)
     return replan.replace(
         lower=None if replan.lower is None else seal(replan.lower),
         upper=None if replan.upper is None else seal(replan.upper),
@@ -63,9 +63,9 @@ def open_plan(plan: Plan, hash_key: bytes | None) -> Plan:
         return plan
 
     def open_bounds(chunk: Chunk) -> Chunk:
-        return chunk.replace(lower=opened(chunk.lower), upper=opened(chunk.upper))
+        return chunk.replace(lower=open_bound(chunk.lower), upper=open_bound(chunk.upper))
 
-    opened = _opener(hash_key)
+    open_bound = _make_opener(hash_key)
     return plan.replace(
         chunks=tuple(map(open_bounds, plan.chunks)), superseded_chunks=tuple(map(open_bounds, plan.superseded_chunks))
     )
@@ -79,7 +79,7 @@ def _is_sealed(bound: Key) -> bool:
     return len(bound) == 1 and isinstance(bound[0], str) and bound[0].startswith(_PREFIX)
 
 
-def _cipher(hash_key: bytes | None) -> Any:
+def _make_cipher(hash_key: bytes | None) -> Any:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # few pipelines need it
 
     if hash_key is None:
@@ -90,8 +90,8 @@ def _cipher(hash_key: bytes | None) -> Any:
     return AESGCM(hmac.digest(hash_key, _DERIVATION, "sha256"))
 
 
-def _sealer(hash_key: bytes | None) -> Callable[[Key], Key]:
-    cipher = _cipher(hash_key)
+def _make_sealer(hash_key: bytes | None) -> Callable[[Key], Key]:
+    cipher = _make_cipher(hash_key)
 
     def seal(bound: Key) -> Key:
         if not bound or _is_sealed(bound):
@@ -103,12 +103,12 @@ def _sealer(hash_key: bytes | None) -> Callable[[Key], Key]:
     return seal
 
 
-def _opener(hash_key: bytes | None) -> Callable[[Key], Key]:
+def _make_opener(hash_key: bytes | None) -> Callable[[Key], Key]:
     from cryptography.exceptions import InvalidTag
 
-    cipher = _cipher(hash_key)
+    cipher = _make_cipher(hash_key)
 
-    def opened(bound: Key) -> Key:
+    def open_bound(bound: Key) -> Key:
         if not _is_sealed(bound):
             return bound
         sealed = base64.b64decode(str(bound[0]).removeprefix(_PREFIX))
@@ -120,4 +120,4 @@ def _opener(hash_key: bytes | None) -> Callable[[Key], Key]:
             ) from None
         return tuple(json.loads(text))
 
-    return opened
+    return open_bound
