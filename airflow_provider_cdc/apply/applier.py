@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -17,7 +18,14 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.chunk_groups.chunk_group import SnapshotCoverage
 from airflow_provider_cdc.model.changes import changes_after, last_changes
-from airflow_provider_cdc.model.errors import REPORT_REMEDY, NotFollowedError, TerminalError
+from airflow_provider_cdc.model.column_policy import UNIQUE_KEY
+from airflow_provider_cdc.model.errors import (
+    REPORT_REMEDY,
+    CdcError,
+    DuplicateKeyError,
+    NotFollowedError,
+    TerminalError,
+)
 from airflow_provider_cdc.model.multiset import MissingRowsError, net_change
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
@@ -29,6 +37,7 @@ from airflow_provider_cdc.sinks.protocol import (
     Change,
     DecideChange,
     Fence,
+    HasUniqueKeys,
     Markers,
     Measurable,
     MultisetChange,
@@ -70,6 +79,10 @@ class _AppliedTable(NamedTuple):
     table: int
     commit_times_us: Any
     operations: Mapping[str, int]
+
+
+#: Entries of a batch for one table.
+_TableEntries = list[dict[str, Any]]
 
 
 def epoch_fence(pipeline: str, epoch: int) -> Fence:
@@ -114,6 +127,33 @@ def explain_missing_rows(table: TableSchema, timeline: Timeline) -> Iterator[Non
         ) from None
 
 
+def _apply_until_keys_are_free(
+    tables: Sequence[_TableEntries], start: Callable[[_TableEntries], Callable[[], list[_AppliedTable]]]
+) -> list[_AppliedTable]:
+    """Apply a batch to its tables.
+
+    A row may have moved from one table to another whose copy is the same, and must have left the first one: what finds
+    its key taken is applied again after the others.
+
+    :param tables: entries of the batch, by table.
+    :param start: begins to apply the entries of a table, and returns a function that waits for the end.
+    :raises DuplicateKeyError: if keys stay taken.
+    """
+    done = list[_AppliedTable]()
+    while tables:
+        waits, waiting, errors = [start(entries) for entries in tables], list[_TableEntries](), list[CdcError]()
+        for entries, wait in zip(tables, waits, strict=True):
+            try:
+                done += wait()
+            except DuplicateKeyError as error:
+                waiting.append(entries)
+                errors.append(error)
+        if len(waiting) == len(tables):
+            raise errors[0]
+        tables = waiting
+    return done
+
+
 class Applier:
     """Applies staged batches in order.
 
@@ -147,6 +187,7 @@ class Applier:
         self._offset, self.timeline = context.resume_state(plan)
         self._last_begun_batch: dict[str, Any] = read_json(context.storage, context.layout.current_batch) or {"seq": 0}
         self._on_table_commit = on_table_commit
+        self._tables_with_unchecked_keys = {i for i, table in enumerate(plan.tables) if table.shared == UNIQUE_KEY}
 
     @property
     def offset(self) -> Offset:
@@ -183,6 +224,8 @@ class Applier:
         :param plan: the plan with the table.
         """
         self._plan = plan
+        if plan.tables[-1].shared == UNIQUE_KEY:
+            self._tables_with_unchecked_keys.add(len(self.tables))
         self.tables.append(table)
         self.set_coverage([*self._coverage, SnapshotCoverage((), (), 0)])
 
@@ -288,6 +331,7 @@ class Applier:
                 f"a batch begins at {start.at}, but the sink is at {self._offset.at}",
                 "Run the stream again: it starts from the sink's own resume point",
             )
+        self._check_unique_keys()
         applied: list[_AppliedTable] = []
         if self._offset.at < end.at:
             end_seq = self.timeline.seq(end.at)
@@ -306,6 +350,24 @@ class Applier:
             operations.setdefault(table_applied.table, Counter()).update(table_applied.operations)
         return AppliedBatch(len(lags), lags, operations)
 
+    def _check_unique_keys(self) -> None:
+        """Check once, of each copy of several tables whose keys are declared to be unique, that they are.
+
+        Before the stream has passed the snapshot of all of them, a row that moves from one to another may be in both.
+
+        :raises DuplicateKeyError: naming one of the tables.
+        """
+        paths = self._context.pipeline.sink.table_paths
+        for index in [*self._tables_with_unchecked_keys]:
+            folder = paths.path_of(*self._plan.tables[index].id)
+            sharing = [i for i in self._plan.active_tables if paths.path_of(*self._plan.tables[i].id) == folder]
+            target = self.tables[index]
+            if index in sharing and isinstance(target, HasUniqueKeys) and all(map(self.has_passed_snapshot, sharing)):
+                with name_table_in_errors(self._plan.tables[index]):
+                    # Of two tables with the same key, only the second one stops.
+                    target.check_unique_keys(self.fence, {self._plan.tables[i].label for i in sharing if i < index})
+                self._tables_with_unchecked_keys.discard(index)
+
     def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[_AppliedTable]:
         """Apply a batch to all of its tables.
 
@@ -320,14 +382,13 @@ class Applier:
             raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT_REMEDY)
         if not self._context.storage.is_remote:
             self._record_batch_end(end, end_seq)
-            return [done for table_entries in tables for done in self._apply_entries(table_entries, end_seq)]
+            return _apply_until_keys_are_free(tables, lambda entries: partial(self._apply_entries, entries, end_seq))
         with ThreadPoolExecutor(_COMMIT_THREADS, "table") as pool:
-            recorded = pool.submit(with_current_counts(self._record_batch_end), end, end_seq)
-            commits = [
-                pool.submit(with_current_counts(self._apply_entries), table_entries, end_seq, recorded.result)
-                for table_entries in tables
-            ]
-        return [done for one in commits for done in one.result()]
+            recorded = pool.submit(with_current_counts(self._record_batch_end), end, end_seq).result
+            apply = with_current_counts(self._apply_entries)
+            return _apply_until_keys_are_free(
+                tables, lambda entries: pool.submit(apply, entries, end_seq, recorded).result
+            )
 
     def _record_batch_end(self, end: Offset, end_seq: int) -> None:
         """Store where a batch ends, so that it is always known which transactions a table may contain."""

@@ -43,7 +43,7 @@ from airflow_provider_cdc.mysql.client.server_traits import read_server_traits
 from airflow_provider_cdc.mysql.client.session import connect, query_value
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.protocol import Feature, Fence, InPlaceAlterable
+from airflow_provider_cdc.sinks.protocol import Extendable, Feature, Fence, InPlaceAlterable
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.state import StateDatabase
@@ -215,7 +215,8 @@ def _alteration_of(
     :raises NotFollowedError: if the change cannot be followed.
     """
     index = _first_altered_table(plan, transaction)
-    table, in_place = plan.tables[index], _follows_in_place(context)
+    table = plan.tables[index]
+    in_place = _follows_in_place(context, table)
     with closing(connect(context.connect_args)) as connection:
         server = read_server_traits(connection)
         case_sensitive = query_value(connection, "SELECT @@global.lower_case_table_names") == "0"
@@ -232,6 +233,7 @@ def _alteration_of(
                 return index, Alteration(change.table, table)
             index = [one.id for one in plan.tables].index(change.table)
             table = plan.tables[index]
+            in_place = _follows_in_place(context, table)
             change = apply_ddl(table, query.sql, query.database, query.session, server, in_place=in_place)
         change = adapt_alteration(context, table, change)
         _check_definition_known(plan, index, change)
@@ -239,6 +241,7 @@ def _alteration_of(
             raise DdlNotFollowed("the stream had not passed the snapshot of the table")
         if _sink_columns(table) != _sink_columns(change.definition) and Feature.FOLLOW_DDL not in context.sink.supports:
             raise DdlNotFollowed(f"a sink of kind {context.pipeline.sink.kind} does not support {Feature.FOLLOW_DDL}")
+        _check_shared_copy(table, change.definition)
         _check_sink_accepts(context, table, change)
     except DdlNotFollowed as error:
         place = f"{transaction.file}:{transaction.start_position}"
@@ -256,14 +259,16 @@ def _first_altered_table(plan: Plan, transaction: Transaction) -> int:
     return min(index for index, table in enumerate(plan.tables) if table.id in transaction.altered_tables)
 
 
-def _follows_in_place(context: RunContext) -> bool:
+def _follows_in_place(context: RunContext, table: TableSchema) -> bool:
     """Return whether a DDL may change columns in ways that only some sinks can follow without reading rows again.
+
+    Not in a copy that other tables share: a default or a rename would affect their rows, too.
 
     A renamed column counts as a dropped one and a new one: if either is not taken over, it is none of these.
     """
     policy = context.schema_policy
     takes_all = policy.copies_new_columns and policy.drops_removed_columns and policy.allowed_types == "all"
-    return Feature.IN_PLACE in context.sink.supports and takes_all
+    return Feature.IN_PLACE in context.sink.supports and takes_all and not table.shared
 
 
 def _check_sink_accepts(context: RunContext, before: TableSchema, change: Alteration) -> None:
@@ -276,10 +281,28 @@ def _check_sink_accepts(context: RunContext, before: TableSchema, change: Altera
         target = context.sink.table(change.definition)
     except CdcError as error:
         raise DdlNotFollowed(error.message) from None
-    is_same = _sink_columns(before) == _sink_columns(change.definition)
-    reason = target.why_not_in_place(change.columns) if isinstance(target, InPlaceAlterable) and not is_same else None
+    reason = None
+    if change.definition.shared:
+        reason = target.why_not_extendable() if isinstance(target, Extendable) else None
+    elif isinstance(target, InPlaceAlterable) and _sink_columns(before) != _sink_columns(change.definition):
+        reason = target.why_not_in_place(change.columns)
     if reason is not None:
         raise DdlNotFollowed(reason)
+
+
+def _check_shared_copy(before: TableSchema, after: TableSchema) -> None:
+    """Check that a copy that other tables share can get the columns of a definition.
+
+    :raises DdlNotFollowed: if the rows of this table must be written again. A column that is dropped stays in the copy,
+        because the others may have it: its values must go.
+    """
+    if not before.shared:
+        return
+    for name in before.sink_schema.names:
+        if name not in after.sink_schema.names:
+            raise DdlNotFollowed(f"it drops column {name}, which the copy keeps for other tables that share it")
+    if before.copy.key != after.copy.key:
+        raise DdlNotFollowed("it changes the key, and other tables share the copy")
 
 
 def _check_definition_known(plan: Plan, index: int, change: Alteration) -> None:
@@ -317,7 +340,9 @@ def adapt_alteration(context: RunContext, before: TableSchema, change: Alteratio
     table = table.replace(excluded=tuple(c.name for c in table.columns if c.name in left_out))
     table = _adapt_rules(context, before, table, change)
     table = context.schema_policy.decide_definition(before, table)
-    check_reused_names(before, table, (*change.added, *renamed.values()), by_name=not _follows_in_place(context))
+    check_reused_names(
+        before, table, (*change.added, *renamed.values()), by_name=not _follows_in_place(context, before)
+    )
     if reason := column_name_problem(table):
         raise DdlNotFollowed(reason[0])
     return replace(change, definition=table, columns=change.columns.in_copy(before, table))

@@ -20,7 +20,8 @@ from airflow_provider_cdc.config.patterns import check_patterns, matches_any
 from airflow_provider_cdc.config.sink_kinds import CATALOG_SETTING, COPY_ON_WRITE, KIND_SETTINGS, SINK_KINDS
 from airflow_provider_cdc.config.store_access import StoreAccess, parse_store_access
 from airflow_provider_cdc.config.store_address import StoreAddress
-from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, Route, TablePaths
+from airflow_provider_cdc.model.column_policy import KEY_WITH_SOURCE, UNIQUE_KEY
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_integer, invalid_value
 
@@ -51,7 +52,8 @@ class Sink:
     :param table_path: path of a table's folder below ``path``, with ``{database}`` and ``{table}`` for its names.
     :param lower_case: whether names are in lower case there.
     :param routes: other paths for some tables: ``{"match": pattern, "table_path": path}``. The first matching pattern
-        counts, and ``$1`` or ``${name}`` in the path stand for what its groups have captured.
+        counts, and ``$1`` or ``${name}`` in the path stand for what its groups have captured. With ``into`` in place of
+        ``table_path``, tables of the same path are copied into one; ``unique`` says that no key occurs in two of them.
     :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
         some tables.
     :param adopt: whether an existing table of another origin may become the copy; the snapshot replaces its rows.
@@ -70,7 +72,7 @@ class Sink:
     conn_id: str | None = None
     table_path: str = DEFAULT_TABLE_PATHS.template
     lower_case: bool = False
-    routes: Sequence[Mapping[str, str]] = field(default=(), hash=False)
+    routes: Sequence[Mapping[str, Any]] = field(default=(), hash=False)
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
     adopt: bool = False
     on_dropped: str | Mapping[str, Sequence[str]] = field(default=KEEP, hash=False)
@@ -161,7 +163,7 @@ class Sink:
     @property
     def table_paths(self) -> TablePaths:
         """``table_path``, ``lower_case`` and ``routes`` together."""
-        return TablePaths(self.table_path, self.lower_case, tuple((r["match"], r["table_path"]) for r in self.routes))
+        return TablePaths(self.table_path, self.lower_case, tuple(map(_parse_route, self.routes)))
 
     def check_distinct_tables(self, tables: Iterable[tuple[str, str]]) -> None:
         """Reject tables whose copies would conflict: one folder, one inside the other, or one name in the catalog.
@@ -174,7 +176,7 @@ class Sink:
         for table in ids if self.has_catalog else ():
             levels, name = table_identifier(paths.path_of(*table))
             other = table_by_name.setdefault((levels, name), table)
-            if other != table:
+            if other != table and paths.path_of(*other) != paths.path_of(*table):
                 raise NotReadyError(
                     f"tables {'.'.join(other)} and {'.'.join(table)} would both be {'.'.join((*levels, name))} in the "
                     "catalog",
@@ -183,15 +185,26 @@ class Sink:
 
     def _check_routes(self) -> None:
         value: object = () if self.routes is None else self.routes
-        form = r"a list such as [{match: 'shop_(\d+).orders', table_path: 'orders_$1'}]"
+        form = (
+            r"a list such as [{match: 'shop_(\d+).orders', table_path: 'orders_$1'}] or "
+            r"[{match: 'shop_\d+.orders', into: orders}]"
+        )
         if not isinstance(value, list | tuple):
             raise invalid_value("sink.routes", value, form)
         for route in value:
-            if not isinstance(route, Mapping) or {*route} != {"match", "table_path"}:
+            keys = {*route} - {"unique"} if isinstance(route, Mapping) and "into" in route else {*route}
+            if not isinstance(route, Mapping) or keys not in ({"match", "table_path"}, {"match", "into"}):
                 raise invalid_value("sink.routes", route, form)
             check_patterns("sink.routes.match", [route["match"]])
+            if not isinstance(route.get("unique", False), bool):
+                raise invalid_value(f"sink.routes: unique of {route['match']}", route["unique"], "true or false")
         object.__setattr__(self, "routes", tuple(map(dict, value)))
         _ = self.table_paths  # refuses paths that are not valid
+        if self.adopt and any("into" in route for route in self.routes):
+            raise NotReadyError(
+                "sink.adopt is set, and sink.routes copies several tables into one",
+                "Leave one of them out: a table of another origin cannot become such a copy",
+            )
 
     def _check_partitions(self) -> None:
         value: object = {} if self.partition_by is None else self.partition_by
@@ -214,6 +227,12 @@ class Sink:
     def partition_fields(self) -> tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...]:
         """``partition_by`` as pairs: a pattern of tables, and their columns with the part of the date or ``None``."""
         return tuple((pattern, tuple(map(_column_and_unit, parts))) for pattern, parts in self.partition_by.items())
+
+
+def _parse_route(route: Mapping[str, Any]) -> Route:
+    if "into" not in route:
+        return Route(route["match"], route["table_path"])
+    return Route(route["match"], route["into"], UNIQUE_KEY if route.get("unique") else KEY_WITH_SOURCE)
 
 
 def _check_partition(key: str, part: object, units: tuple[str, ...]) -> str | dict[str, str]:

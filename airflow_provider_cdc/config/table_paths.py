@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from airflow_provider_cdc.config.patterns import match_pattern
 from airflow_provider_cdc.model.errors import NotReadyError
@@ -40,20 +41,39 @@ def folder_name(name: str) -> str:
     return re.sub(r"[/\\%=\x00-\x1f\x7f]|^\.|^_(?=cdc|delta_log)", lambda m: f"={ord(m[0]):02X}", name)
 
 
+class Route(NamedTuple):
+    """Where the tables that a pattern matches are copied to.
+
+    :param pattern: an anchored pattern of tables.
+    :param path: path of their folders, or of the one that they share.
+    :param shared: empty if each table has a folder of its own; otherwise how rows are identified in the table that all
+        of them are copied into: ``source`` (by source table and key) or ``unique`` (by key).
+    """
+
+    pattern: str
+    path: str
+    shared: str = ""
+
+    @property
+    def setting(self) -> str:
+        """Name of the setting that has the path."""
+        return "into" if self.shared else "table_path"
+
+
 @dataclass(frozen=True)
 class TablePaths:
     """How the folders of tables are named.
 
     :param template: a path, at least one part of which contains ``{table}``.
     :param lower_case: whether names are in lower case.
-    :param routes: patterns of tables, each with the path of its tables in place of the template; the first pattern that
-        matches counts. ``$1`` and ``${name}`` in a path stand for groups of the pattern.
+    :param routes: other paths for some tables; the first pattern that matches counts. ``$1`` and ``${name}`` in a path
+        stand for groups of the pattern.
     :raises NotReadyError: if the template or a route is not valid.
     """
 
     template: str = "{database}/{table}"
     lower_case: bool = False
-    routes: tuple[tuple[str, str], ...] = ()
+    routes: tuple[Route, ...] = ()
 
     def __post_init__(self) -> None:
         template: object = self.template
@@ -68,15 +88,21 @@ class TablePaths:
         if not isinstance(lower_case, bool):
             raise invalid_value("sink.lower_case", lower_case, "true or false")
 
-        for pattern, path in self.routes:
-            _check_route(pattern, path)
+        for route in self.routes:
+            _check_route(route)
+
+    @property
+    def stored_routes(self) -> tuple[tuple[str, ...], ...]:
+        """The routes as plans store them."""
+        return tuple(tuple(filter(None, route)) for route in self.routes)
 
     def path_of(self, database: str, table: str) -> str:
         """Return the path of a table's folder.
 
         :raises NotReadyError: if the groups of a route have captured nothing, so that a folder would have no name.
         """
-        path, match = self._route_of(database, table)
+        route, match = self._route_of(database, table)
+        path = self.template if route is None else route.path
         names = {"database": database, "table": table}
 
         def name_of(reference: re.Match[str]) -> str:
@@ -95,15 +121,23 @@ class TablePaths:
         # folder_name escapes slashes, so a name never creates additional folders.
         return "/".join(map(folder_name, parts))
 
-    def _route_of(self, database: str, table: str) -> tuple[str, re.Match[str] | None]:
-        """Return the path of a table before names are put in, and the match of its route."""
-        for pattern, path in self.routes:
-            if match := match_pattern(pattern, database, table):
-                return path, match
-        return self.template, None
+    def shared_key_of(self, database: str, table: str) -> str:
+        """Return how rows of a table are identified in its copy if it shares that with others; otherwise ``""``.
+
+        See :class:`Route`.
+        """
+        route, _ = self._route_of(database, table)
+        return "" if route is None else route.shared
+
+    def _route_of(self, database: str, table: str) -> tuple[Route | None, re.Match[str] | None]:
+        """Return the route of a table, and its match."""
+        for route in self.routes:
+            if match := match_pattern(route.pattern, database, table):
+                return route, match
+        return None, None
 
     def check_distinct(self, tables: Iterable[tuple[str, str]]) -> None:
-        """Reject tables that would share a folder, or whose folder would be inside that of another table.
+        """Reject tables that would share a folder unasked, or whose folder would be inside that of another table.
 
         :param tables: database and name of each.
         :raises NotReadyError: with the names of two of them.
@@ -111,11 +145,12 @@ class TablePaths:
         table_by_path: dict[str, tuple[str, str]] = {}
         for table in dict.fromkeys(tables):
             other = table_by_path.setdefault(self.path_of(*table), table)
-            if other != table:
+            if other != table and not self._share_copy(other, table):
                 raise NotReadyError(
                     f"tables {'.'.join(other)} and {'.'.join(table)} would both be copied to {self.path_of(*table)}",
                     "Make them differ in sink.table_path or sink.routes (or leave out sink.lower_case), or exclude one "
-                    "of them",
+                    "of them. To copy several tables into one, give all of them a route with `into`, and none or all "
+                    "of these `unique`",
                 )
         for path, table in table_by_path.items():
             for end in (at for at, character in enumerate(path) if character == "/"):
@@ -126,17 +161,23 @@ class TablePaths:
                         "Change sink.routes so that no table is below another, or exclude one of them",
                     )
 
+    def _share_copy(self, *tables: tuple[str, str]) -> bool:
+        """Return whether tables are to share a copy, in which their rows are identified in the same way."""
+        keys = {self.shared_key_of(*table) for table in tables}
+        return len(keys) == 1 and "" not in keys
+
 
 def _group_key(reference: re.Match[str]) -> int | str:
     key = reference["number"] or reference["group"]
     return int(key) if key.isdecimal() else key
 
 
-def _check_route(pattern: str, path: object) -> None:
+def _check_route(route: Route) -> None:
+    pattern, path = route.pattern, route.path
     parts = path.split("/") if isinstance(path, str) else []
     if not parts or not all(_PART.fullmatch(_GROUP.sub("x", part)) for part in parts):
         raise invalid_value(
-            f"sink.routes: table_path of {pattern}",
+            f"sink.routes: {route.setting} of {pattern}",
             path,
             "folders below sink.path with {database}, {table}, and groups of the pattern in their names, such as "
             "{table}_$1",
@@ -146,7 +187,7 @@ def _check_route(pattern: str, path: object) -> None:
         key = _group_key(reference)
         if key not in (range(1, compiled.groups + 1) if isinstance(key, int) else compiled.groupindex):
             raise NotReadyError(
-                f"sink.routes: {pattern} has no group {key}, which table_path {path} names",
+                f"sink.routes: {pattern} has no group {key}, which {route.setting} {path} names",
                 "Groups are in parentheses: the first one is $1, and (?P<name>...) is ${name}",
             )
 

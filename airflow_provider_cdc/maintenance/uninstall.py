@@ -84,11 +84,13 @@ def find_pipeline_data(context: RunContext, store: StateDatabase | None) -> Pipe
     if storage.is_remote and local.is_dir():
         sizes = [path.stat().st_size for path in local.rglob("*") if path.is_file()]
         internal_folders.append(Folder("", f"{local} on this host", len(sizes), sum(sizes)))
-    table_folders = []
+    table_folders = list[Folder]()
     for table in plan.tables if plan is not None else ():
         target = context.sink.table(table)
-        if target.exists() and isinstance(target, HasOwner) and target.owner() == name:
-            table_folders.append(_measure_folder(storage, layout.table_folder(table), table.label))
+        folder = layout.table_folder(table)  # other tables may be copied into the same one
+        is_listed = any(listed.name == folder for listed in table_folders)
+        if not is_listed and target.exists() and isinstance(target, HasOwner) and target.owner() == name:
+            table_folders.append(_measure_folder(storage, folder, table.label))
     rows = store.count_rows_by_table(name) if store is not None else {}
     return PipelineData(plan, rows, [folder for folder in internal_folders if folder.file_count], table_folders)
 

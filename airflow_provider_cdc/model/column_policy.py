@@ -28,6 +28,12 @@ METADATA_COLUMNS = {
 }
 
 
+#: Column of a copy of several tables: the ``database.table`` that a row comes from.
+SOURCE_COLUMN = "_cdc_source"
+#: How rows of such a copy are identified: by this column and the key, or by the key alone.
+KEY_WITH_SOURCE, UNIQUE_KEY = "source", "unique"
+
+
 class ColumnPolicy(JsonRecord, frozen=True):
     """The policy of one column. NULL stays NULL, whatever the policy.
 

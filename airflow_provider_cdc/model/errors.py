@@ -240,6 +240,13 @@ class NotComparableYetError(TransientError):
     exit_code = 4
 
 
+class DuplicateKeyError(TerminalError):
+    """A row has a key that a row of another table has, and both are copied into one table with unique keys."""
+
+    #: ``database.table`` of the other row.
+    other: str | None = None
+
+
 class UnfitError(TerminalError):
     """A value of the source cannot be copied exactly. See :mod:`airflow_provider_cdc.model.unsupported_values`."""
 

@@ -119,7 +119,7 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
     amendments: tuple[Amendment, ...] = ()
     superseded_chunks: tuple[Chunk, ...] = ()
     sink_kind: str = ""
-    routes: tuple[tuple[str, str], ...] = ()
+    routes: tuple[tuple[str, ...], ...] = ()
 
     @property
     def p0_seq(self) -> int:

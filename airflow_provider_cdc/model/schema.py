@@ -13,7 +13,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.column_policy import HASH, METADATA_COLUMNS, ColumnPolicy, copy_column
+from airflow_provider_cdc.model.column_policy import HASH, METADATA_COLUMNS, SOURCE_COLUMN, ColumnPolicy, copy_column
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.json_record import JsonRecord
 
@@ -33,7 +33,7 @@ HIDDEN_SUFFIX = "/* hidden */"
 SEQ_COLUMN, OP_COLUMN, TS_COLUMN = "_cdc_seq", "_cdc_op", "_cdc_ts"
 META_COLUMNS = (SEQ_COLUMN, OP_COLUMN, TS_COLUMN)
 #: All columns that are no values of the source.
-PROJECT_COLUMNS = frozenset({*META_COLUMNS, *METADATA_COLUMNS.values()})
+PROJECT_COLUMNS = frozenset({*META_COLUMNS, *METADATA_COLUMNS.values(), SOURCE_COLUMN})
 #: Follows them in tables that keep deleted rows: whether a row is deleted in the source.
 DELETED_COLUMN = "_cdc_deleted"
 
@@ -199,6 +199,9 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
     :param condition: SQL condition that a row must satisfy to be in the copy; ``None`` if all rows are copied.
     :param condition_columns: names of the columns that the condition reads, which may be excluded.
     :param metadata: keys of :data:`METADATA_COLUMNS`: columns of the copy about the last change of each row.
+    :param shared: how rows are identified if several tables are copied into one:
+        :data:`~airflow_provider_cdc.model.column_policy.KEY_WITH_SOURCE` or ``UNIQUE_KEY``; empty if the copy has the
+        rows of this table alone.
     :param zero_dates: how an invalid date such as 0000-00-00 is handled: ``error`` or ``null``. A setting of the
         pipeline, not part of the definition; a stored value does not count.
     :param full_before_images: whether updates and deletes must have full before images; otherwise the key suffices, if
@@ -232,6 +235,7 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
     condition: str | None = None
     condition_columns: tuple[str, ...] = ()
     metadata: tuple[str, ...] = ()
+    shared: str = ""
 
     @property
     def id(self) -> tuple[str, str]:
@@ -312,6 +316,7 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
             condition=other.condition,
             condition_columns=other.condition_columns,
             metadata=other.metadata,
+            shared=other.shared,
         )
 
     # ------------------------------------------------------------ the copy
@@ -362,9 +367,12 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
 
     @cached_property
     def sink_schema(self) -> pa.Schema:
-        """Arrow schema of a sink table: the columns of the copy, metadata, ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
+        """Arrow schema of a sink table.
+
+        The columns of the copy, ``_cdc_source`` if it is shared, metadata, ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``.
+        """
         fields = [pa.field(c.name, c.arrow_type) for c in self.sink_columns]
-        return _with_meta_fields(pa.schema([*fields, *self.metadata_fields]))
+        return _with_meta_fields(pa.schema([*fields, *self.shared_fields, *self.metadata_fields]))
 
     @property
     def metadata_fields(self) -> list[pa.Field]:
@@ -372,10 +380,15 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
         types = {"position": pa.int64()}
         return [pa.field(METADATA_COLUMNS[key], types.get(key, pa.string())) for key in self.metadata]
 
+    @property
+    def shared_fields(self) -> list[pa.Field]:
+        """The field of the source table, if the copy has the rows of several tables."""
+        return [pa.field(SOURCE_COLUMN, pa.string())] if self.shared else []
+
     @cached_property
     def _compared_fields(self) -> tuple[object, ...]:
         names = (self.database, self.name, self.key, self.excluded, self.key_index)
-        rules = (self.policies, self.condition, self.metadata)
+        rules = (self.policies, self.condition, self.metadata, self.shared)
         return (*names, *rules, self.columns, self.zero_dates, self.full_before_images)
 
     def __eq__(self, other: object) -> bool:
@@ -400,6 +413,7 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
             condition=self.condition,
             condition_columns=self.condition_columns,
             metadata=self.metadata,
+            shared=self.shared,
         ).to_json()
         return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:16]
 

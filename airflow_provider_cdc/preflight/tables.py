@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from pymysql.connections import Connection
@@ -26,6 +27,7 @@ from airflow_provider_cdc.preflight.transforms import check_rule_patterns, descr
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Adoptable, Feature, InFolder, SinkTable
 from airflow_provider_cdc.snapshot.retention_guard import forecast_snapshot
+from airflow_provider_cdc.transforms.shared_copies import check_shared_copies
 
 
 def check_tables(context: RunContext, connection: Connection[Any]) -> list[CheckResult]:
@@ -48,6 +50,7 @@ def check_tables(context: RunContext, connection: Connection[Any]) -> list[Check
     results += run_check(
         lambda: check_rule_patterns(context, connection, {(database, table) for database, table, _ in matched})
     )
+    results += run_check(lambda: _check_shared_copies(context, connection, matched))
     results += run_check(lambda: _check_cascades(connection, matched))
     results += run_check(lambda: _check_aria_tables(connection))
     plan_results = run_check(lambda: _check_plan_changes(context, matched))
@@ -110,6 +113,23 @@ def _check_folder_conflicts(context: RunContext, matched: list[tuple[str, str, s
                 "If sink.path is case-insensitive, the second one is refused: give them different folders with "
                 "sink.table_path, or exclude one of them",
             )
+
+
+def _check_shared_copies(
+    context: RunContext, connection: Connection[Any], matched: list[tuple[str, str, str]]
+) -> Iterator[CheckResult]:
+    """Check that the tables of each route with ``into`` can be copied into one."""
+    paths, apply_rules = context.pipeline.sink.table_paths, context.copy_rules.apply
+    shared = [
+        read_schema(connection, database, table, engine, apply_rules)
+        for database, table, engine in matched
+        if paths.shared_key_of(database, table)
+    ]
+    check_shared_copies(context.pipeline.sink, shared)
+    for path, tables in groupby(sorted(shared, key=lambda one: paths.path_of(*one.id)), lambda t: paths.path_of(*t.id)):
+        labels = [table.label for table in tables]
+        shown = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+        yield CheckResult("ok", f"{path} is the copy of {len(labels)} tables: {shown}")
 
 
 def _check_cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[CheckResult]:

@@ -30,6 +30,7 @@ from airflow_provider_cdc.sinks.protocol import Adoptable, Feature, InFolder
 from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.transforms.shared_copies import check_shared_copies
 
 #: Names that online schema change tools give to their helper tables: gh-ost (``--timestamp-old-table``,
 #: ``--revert``), pt-online-schema-change, and spirit (which adds a time to the table that it leaves behind).
@@ -46,7 +47,7 @@ def find_new_tables(context: RunContext, plan: Plan) -> Iterator[TableSchema | N
 
     A table whose name looks like that of an online schema change tool's helper table counts as one that cannot.
     """
-    known = {table.id for table in plan.tables}
+    known, tables = {table.id for table in plan.tables}, [*plan.tables]
     with closing(connect(context.connect_args)) as connection:
         listed = find_tables(connection, context.pipeline.captures)
         existing = {(database, name) for database, name, _ in listed}
@@ -57,11 +58,13 @@ def find_new_tables(context: RunContext, plan: Plan) -> Iterator[TableSchema | N
                 _check_not_migration_table(context, database, name, existing)
                 schema = read_schema(connection, database, name, engine, context.copy_rules.apply)
                 _check_addable(context, [*known, schema.id], schema)
+                check_shared_copies(context.pipeline.sink, [*tables, schema])
             except NotReadyError as error:
                 error.table = f"{database}.{name}"
                 yield error
                 continue
             known.add(schema.id)
+            tables.append(schema)
             yield schema
 
 

@@ -23,7 +23,7 @@ from airflow_provider_cdc.apply.task import StreamJob, retry_in_next_epoch
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, generation_fence, group_marker, read_coverage
 from airflow_provider_cdc.ddl.schema_policy import describe_change
 from airflow_provider_cdc.model import server_id_slots as slots
-from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import DuplicateKeyError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.offset import Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import Rejoin
@@ -54,7 +54,16 @@ from airflow_provider_cdc.resnapshot.staged_files import (
 from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.protocol import Adoptable, Fence, Markers, OverwriteRange, SinkTable
+from airflow_provider_cdc.sinks.lake.table_checks import RENAME_REMEDY
+from airflow_provider_cdc.sinks.protocol import (
+    Adoptable,
+    Extendable,
+    Fence,
+    HasUniqueKeys,
+    Markers,
+    OverwriteRange,
+    SinkTable,
+)
 from airflow_provider_cdc.sinks.storage.storage import write_json_once
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.failpoints import failpoint
@@ -321,6 +330,13 @@ class ReadPublisher:
         group, target = ChunkGroup(context, reading_plan, self.staged.group), context.sink.table(schema)
         job = replace(self.job, plan_file=context.layout.group_plan(plan.generation, self.staged.group))
         files = BinlogReplay(group, self.staged, index, target, job).replay_up_to(offset)
+        if isinstance(target, Extendable) and (reason := target.why_not_extendable()) is not None:
+            return PublishRefusal(f"the copy of {self._label} cannot have its columns: {reason}", remedy=RENAME_REMEDY)
+        if isinstance(target, HasUniqueKeys):
+            try:
+                target.refuse_taken_keys(files)
+            except DuplicateKeyError as error:
+                return PublishRefusal(error.message, remedy=error.remedy)
         loss = loss_error(context, plan, index, schema, files)
         if loss is not None:
             return PublishRefusal(loss.message, remedy=loss.remedy)

@@ -46,6 +46,7 @@ from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.transforms.copy_rules import CopyRules, column_names
 from airflow_provider_cdc.transforms.row_transform import RowTransform
 from airflow_provider_cdc.transforms.sealed_bounds import open_plan, seal_plan
+from airflow_provider_cdc.transforms.shared_copies import check_shared_copies
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.protocol import PipelineSink
@@ -245,10 +246,10 @@ class RunContext:
         for name, configured, planned in (
             ("table_path", paths.template, plan.table_path),
             ("lower_case", paths.lower_case, plan.lower_case),
-            ("routes", paths.routes, plan.routes),
+            ("routes", paths.stored_routes, plan.routes),
         ):
             if configured != planned:
-                shown = dict(plan.routes) if name == "routes" else planned
+                shown = {route[0]: ", ".join(route[1:]) for route in plan.routes} if name == "routes" else planned
                 raise NotReadyError(
                     f"sink.{name} of {plan.pipeline} changed since its snapshot (it was {shown})",
                     "The tables would not be found: undo the change, or start with a fresh sink.path",
@@ -371,7 +372,8 @@ class RunContext:
             pipeline.sink.check_distinct_tables(table.id for table in plan.tables)
             for table in plan.tables:
                 pipeline.sink.delete_policy.mode_of(table)  # refuses a mode that the table cannot have
-            plan = plan.replace(table_path=paths.template, lower_case=paths.lower_case, routes=paths.routes)
+            check_shared_copies(pipeline.sink, plan.tables)
+            plan = plan.replace(table_path=paths.template, lower_case=paths.lower_case, routes=paths.stored_routes)
             plan = plan.replace(sink_kind=pipeline.sink.kind)
             return plan.replace(p0=with_file_start_time(plan.p0, open_at))
 

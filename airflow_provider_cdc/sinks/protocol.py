@@ -13,7 +13,7 @@ A :class:`PipelineSink` is therefore pickled and sent to these tasks, and holds 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -322,6 +322,31 @@ class InPlaceAlterable(Protocol):
         :param changes: what the definitions do not show.
         :returns: ``None`` if it can.
         """
+
+
+@runtime_checkable
+class Extendable(Protocol):
+    """A table that can be the copy of several source tables, and then has the columns of all of them."""
+
+    def why_not_extendable(self) -> str | None:
+        """Return why the table, as it is now, cannot have the columns of this definition; ``None`` if it can."""
+
+
+@runtime_checkable
+class HasUniqueKeys(Protocol):
+    """A table that may share its copy with others, under the promise that no key occurs in two of them."""
+
+    def check_unique_keys(self, fence: Fence, others: Collection[str]) -> None:
+        """Check once that no row of some other tables has a key of this one.
+
+        From then on, commits refuse keys that a row of any other table has.
+
+        :param others: the other tables, each as ``database.table``.
+        :raises DuplicateKeyError: naming the key and the other table.
+        """
+
+    def refuse_taken_keys(self, slices: Sequence[DataFile]) -> None:
+        """Refuse slices that have the key of a row of another table; the error is that of :meth:`check_unique_keys`."""
 
 
 @runtime_checkable

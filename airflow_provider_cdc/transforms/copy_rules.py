@@ -120,7 +120,11 @@ class CopyRules:
             if transforms.excludes(database, name, column.name):
                 self._check_policy(table, column, ColumnPolicy(column.name, EXCLUDE))
         table = table.select_columns(lambda column: self.pipeline.copies_column(database, name, column))
-        table = table.replace(policies=tuple(self._policies(table, table.copied_columns)), metadata=transforms.metadata)
+        table = table.replace(
+            policies=tuple(self._policies(table, table.copied_columns)),
+            metadata=transforms.metadata,
+            shared=self.pipeline.sink.table_paths.shared_key_of(database, name),
+        )
         condition = transforms.condition_of(database, name)
         if condition is None:
             return table.replace(condition=None, condition_columns=())

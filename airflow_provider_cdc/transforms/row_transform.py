@@ -79,7 +79,8 @@ class RowTransform:
     @cached_property
     def _has_same_columns(self) -> bool:
         table = self.table
-        return not (table.policies or table.retained or table.metadata) and table.read_columns == table.copied_columns
+        is_extended = table.retained or table.metadata or table.shared
+        return not (table.policies or is_extended) and table.read_columns == table.copied_columns
 
     def rows(self, rows: pa.Table, origin: BinlogOrigin | None = None) -> pa.Table:
         """Return the rows of the copy, in the sink's schema.
@@ -170,6 +171,7 @@ class RowTransform:
             for c in table.copied_columns
         ]
         columns += [pa.nulls(rows.num_rows, column.arrow_type) for column in table.retained]
+        columns += [pa.repeat(pa.scalar(table.label, added.type), rows.num_rows) for added in table.shared_fields]
         for key, added in zip(table.metadata, table.metadata_fields, strict=True):
             values = pa.nulls(rows.num_rows) if origin is None else origin.values(key, table, rows[SEQ_COLUMN])
             columns.append(values.cast(added.type))

@@ -125,6 +125,12 @@ def route(match: str, table_path: object) -> dict[str, Any]:
     return changed("sink.routes", [{"match": match, "table_path": table_path}])
 
 
+def into(keys: dict[str, Any], **sink: Any) -> dict[str, Any]:
+    pipeline = changed("sink.routes", [{"match": "a.b", **keys}])
+    pipeline["sink"] |= sink
+    return pipeline
+
+
 def refusal(value: Any) -> str:
     with pytest.raises(NotReadyError) as error:
         Pipeline.from_dict(value)
@@ -329,6 +335,15 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("sink.routes", {"a.b": "c"}), "sink.routes is {'a.b': 'c'}. It must be a list such as"),
         (changed("sink.routes", [{"match": "a.b"}]), "sink.routes is {'match': 'a.b'}. It must be a list such as"),
         (route("orders", "o"), "sink.routes.match is 'orders'"),
+        (into({"into": "o", "table_path": "o"}), "sink.routes is {'into': 'o', 'match': 'a.b', 'table_path': 'o'}. It"),
+        (
+            into({"table_path": "o", "unique": True}),
+            "sink.routes is {'match': 'a.b', 'table_path': 'o', 'unique': True",
+        ),
+        (into({"into": "o", "unique": 1}), "sink.routes: unique of a.b is 1. It must be true or false"),
+        (into({"into": "/o"}), "sink.routes: into of a.b is '/o'. It must be folders below sink.path"),
+        (into({"into": "o_$1"}), "sink.routes: a.b has no group 1, which into o_$1 names"),
+        (into({"into": "o"}, adopt=True), "sink.adopt is set, and sink.routes copies several tables into one"),
         (route("shop.(x", "o"), "sink.routes.match is 'shop.(x'"),
         (route("shop.x", "/o"), "sink.routes: table_path of shop.x is '/o'. It must be folders below sink.path"),
         (route("shop.x", 5), "sink.routes: table_path of shop.x is 5"),

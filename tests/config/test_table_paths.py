@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, Route, TablePaths
 from airflow_provider_cdc.model.errors import NotReadyError
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12) | st.sampled_from(
@@ -38,10 +38,10 @@ def test_no_name_leads_elsewhere(database: str, table: str, template: str) -> No
 
 
 ROUTES = (
-    (r"shop_(\d+)\.orders", "orders_$1"),
-    (r"(?P<region>[a-z]+)_(?P<number>\d+)\.(.*)", "${region}/{table}_${number}_${3}"),
-    (r"(Big.Order)s?(x)?", "$1-$2"),
-    (r"a.b(c)?", "x/$1"),
+    Route(r"shop_(\d+)\.orders", "orders_$1"),
+    Route(r"(?P<region>[a-z]+)_(?P<number>\d+)\.(.*)", "${region}/{table}_${number}_${3}"),
+    Route(r"(Big.Order)s?(x)?", "$1-$2"),
+    Route(r"a.b(c)?", "x/$1"),
 )
 
 
@@ -66,7 +66,7 @@ def test_routes(database: str, table: str, lower_case: bool, path: str) -> None:
 
 @given(NAMES, NAMES, st.sampled_from(["$1", "x/$1", "_$2", "$1/$2", "$1$2/x", "_${1}cdc", "{table}$1"]))
 def test_no_group_leads_elsewhere(database: str, table: str, path: str) -> None:
-    paths = TablePaths(routes=((r"((?s:.*))[.]((?s:.*))", path),))
+    paths = TablePaths(routes=(Route(r"((?s:.*))[.]((?s:.*))", path),))
     parts = paths.path_of(database, table).split("/")
     assert len(parts) == path.count("/") + 1
     assert not any(part.startswith(("_cdc", "_delta_log", ".")) or not part for part in parts)
@@ -79,7 +79,7 @@ def test_a_group_that_has_captured_nothing() -> None:
 
 @pytest.mark.parametrize("outer_first", [False, True])
 def test_no_table_is_inside_the_folder_of_another(outer_first: bool) -> None:
-    paths = TablePaths(routes=(("a.t", "a"), ("a.u", "ab/u/x"), ("a.v", "ab")))
+    paths = TablePaths(routes=(Route("a.t", "a"), Route("a.u", "ab/u/x"), Route("a.v", "ab")))
     tables = [("a", "t"), ("a", "w")]
     with pytest.raises(NotReadyError, match=r"table a.w would be copied to a/w, inside the folder of table a.t"):
         paths.check_distinct(tables if outer_first else tables[::-1])

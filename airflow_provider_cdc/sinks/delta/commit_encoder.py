@@ -17,6 +17,7 @@ from airflow_provider_cdc.sinks.lake.log.file_commit import (
     RemoveFile,
     dead_rows_of,
 )
+from airflow_provider_cdc.sinks.lake.log.source_scope import WHOLE_TABLE, SourceScope
 
 
 def encode_operations(log: DeltaLog, commit: FileCommit, stats_column: str | None) -> list[dict[str, Any]]:
@@ -47,7 +48,11 @@ def encode_operations(log: DeltaLog, commit: FileCommit, stats_column: str | Non
     return actions + added_again
 
 
-def marker_actions(markers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the actions that write markers."""
+def marker_actions(markers: Mapping[str, int], scope: SourceScope = WHOLE_TABLE) -> list[dict[str, Any]]:
+    """Return the actions that write markers.
+
+    :param scope: whose markers they are.
+    """
     now = int(time.time() * 1000)
-    return [{"txn": {"appId": name, "version": value, "lastUpdated": now}} for name, value in markers.items()]
+    stored = {scope.stored_marker(name): value for name, value in markers.items()}
+    return [{"txn": {"appId": name, "version": value, "lastUpdated": now}} for name, value in stored.items()]

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from airflow_provider_cdc.config.table_properties import OWN_PREFIX
+from airflow_provider_cdc.model.column_policy import SOURCE_COLUMN
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.delta.log.commit_actions import drop_clustering_columns
@@ -38,7 +39,12 @@ from airflow_provider_cdc.sinks.delta.table_metadata import (
     schema_fields,
 )
 from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
-from airflow_provider_cdc.sinks.lake.table_checks import KEY_PROPERTY, key_property_value
+from airflow_provider_cdc.sinks.lake.table_checks import (
+    KEY_PROPERTY,
+    RENAME_REMEDY,
+    key_property_value,
+    other_type_error,
+)
 
 _FRESH_PATH_REMEDY = "Start with a fresh sink.path"
 
@@ -92,7 +98,7 @@ def overwrite_actions(
     :raises TerminalError: if the table cannot get these columns.
     """
     declared = table_format.table_schema
-    if problem := _duplicate_column(declared):
+    if problem := _duplicate_column(declared.names):
         raise TerminalError(
             f"the {log.name} cannot be given the columns of its source table: {problem}", _FRESH_PATH_REMEDY
         )
@@ -126,6 +132,37 @@ def reset_actions(log: DeltaLog, table_format: DeltaTableFormat, options: DeltaT
     ]
 
 
+def shared_columns_actions(
+    log: DeltaLog, table_format: DeltaTableFormat, options: DeltaTableOptions
+) -> list[dict[str, Any]]:
+    """Return actions that give a table the columns of a definition in addition to those that it has.
+
+    :param log: the current state of the table.
+    :param table_format: format under the definition.
+    :param options: options under the definition.
+    :raises TerminalError: if a column has another type in the table, or another name in all but case.
+    """
+    fields = schema_fields(log.metadata["schemaString"])
+    known, at = {column["name"]: column for column in fields}, [c["name"] for c in fields].index(SOURCE_COLUMN)
+    declared = table_format.table_schema
+    for column in schema_fields(build_metadata(table_format.schema, options, {}, "")["schemaString"]):
+        other = known.get(column["name"])
+        if other is None:
+            fields.insert(at, column)
+            at += 1
+        elif other["type"] != column["type"]:
+            raise other_type_error(log, str(table_format.source), column["name"], other["type"], column["type"])
+    if problem := _duplicate_column(column["name"] for column in fields):
+        raise TerminalError(
+            f"the {log.name} cannot have the columns of {table_format.source}: {problem}", RENAME_REMEDY
+        )
+    schema = {**json.loads(log.metadata["schemaString"]), "fields": fields}
+    metadata = {**log.metadata, "schemaString": json.dumps(schema)}
+    protocol = merge_protocols(log.protocol, protocol_for(declared, vectors=False))
+    check_protocol(log.name, protocol, metadata)
+    return [*protocol_actions(log.protocol, protocol), {"metaData": metadata}]
+
+
 def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, table_format: DeltaTableFormat) -> str | None:
     """Return why the columns cannot change to those of another definition; ``None`` if they can.
 
@@ -137,11 +174,11 @@ def _why_not_alterable(old_table: TableSchema, old_schema: pa.Schema, table_form
         index = table_format.schema.get_field_index(field.name)
         if index >= 0 and (kind := table_format.schema.field(index).type) != field.type:
             return f"column {field.name} was {field.type} and is now {kind}"
-    return _duplicate_column(table_format.table_schema)
+    return _duplicate_column(table_format.table_schema.names)
 
 
-def _duplicate_column(declared: pa.Schema) -> str | None:
-    names = Counter(name.lower() for name in declared.names)
+def _duplicate_column(column_names: Iterable[str]) -> str | None:
+    names = Counter(name.lower() for name in column_names)
     duplicates = [name for name, count in names.items() if count > 1]
     return f"it would have column {duplicates[0]} twice: case does not count" if duplicates else None
 

@@ -70,8 +70,9 @@ def vacuum_files(log: DeltaLog, retention: float | None = None) -> None:
     :raises TerminalError: if the table's retention is not understood.
     """
     retention = _retention_seconds(log) if retention is None else retention
-    live = {*log.files} | {
-        f.deletion_vector.file_name for f in log.files.values() if f.deletion_vector and f.deletion_vector.file_name
+    files = log.all_files
+    live = {*files} | {
+        f.deletion_vector.file_name for f in files.values() if f.deletion_vector and f.deletion_vector.file_name
     }
     try:
         unlisted_names = [name for name, _ in log.storage.list("") if name not in live]

@@ -20,7 +20,6 @@ from airflow_provider_cdc.sinks.delta.table_metadata import DeltaTableOptions, b
 from airflow_provider_cdc.sinks.lake.change_staging import TableChangeStaging
 from airflow_provider_cdc.sinks.lake.lake_sink import LakeSink
 from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
-from airflow_provider_cdc.sinks.lake.table_checks import SOURCE_PROPERTY
 from airflow_provider_cdc.sinks.protocol import Feature
 
 
@@ -39,7 +38,7 @@ class DeltaSink(LakeSink):
         """Return the Delta table of a table; see :class:`~airflow_provider_cdc.sinks.protocol.PipelineSink`."""
         table = table.copy
         table_format = self._format(table)
-        properties = {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label}
+        properties = self.table_properties_of(table)
         if has_feed(properties) and (reserved_names := reserved_by_feed(c.name for c in table.sink_columns)):
             raise NotReadyError(
                 f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, a name that readers "
@@ -55,9 +54,11 @@ class DeltaSink(LakeSink):
             adopt=self.adopt,
             nullable_columns=self.nullable_columns(table),
             partitioned_by=table_format.fields,
+            shared=table.shared,
         )
+        source = table.label if table.shared else None
         return DeltaSinkTable(
-            self.table_storage(table), table_format.schema, table.key, table.integer_key_column, options
+            self.table_storage(table), table_format.schema, table.key, table.integer_key_column, options, source
         )
 
     def change_staging(self) -> TableChangeStaging:

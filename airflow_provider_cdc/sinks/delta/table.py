@@ -8,13 +8,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_provider_cdc.model.column_policy import UNIQUE_KEY
 from airflow_provider_cdc.model.definition_history import ColumnChanges
 from airflow_provider_cdc.model.errors import TerminalError, TransientError
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.adoption import OWNER_DESCRIPTION_PREFIX, adoption_actions, check_adoptable
 from airflow_provider_cdc.sinks.delta.change_data_feed import ChangeFeedWriter, feed_actions
 from airflow_provider_cdc.sinks.delta.commit_encoder import encode_operations, marker_actions
-from airflow_provider_cdc.sinks.delta.definition_changes import alter_actions, overwrite_actions, reset_actions
+from airflow_provider_cdc.sinks.delta.definition_changes import (
+    alter_actions,
+    overwrite_actions,
+    reset_actions,
+    shared_columns_actions,
+)
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.delta.log.features import (
     has_feed,
@@ -36,6 +42,7 @@ from airflow_provider_cdc.sinks.delta.table_metadata import (
     DeltaTableOptions,
     build_metadata,
     check_column_names,
+    covers_columns,
     has_same_columns,
     new_table_properties,
     with_current_properties,
@@ -43,9 +50,16 @@ from airflow_provider_cdc.sinks.delta.table_metadata import (
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.lake.compaction import FileCompaction
 from airflow_provider_cdc.sinks.lake.lake_table import LakeTable
-from airflow_provider_cdc.sinks.lake.log.file_commit import FileCommit, dead_rows_of
+from airflow_provider_cdc.sinks.lake.log.file_commit import CommitKind, FileCommit, dead_rows_of
 from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
-from airflow_provider_cdc.sinks.lake.table_checks import OWNER_PROPERTY, check_no_other_format, check_owner, owner_of
+from airflow_provider_cdc.sinks.lake.table_checks import (
+    KEY_PROPERTY,
+    OWNER_PROPERTY,
+    check_no_other_format,
+    check_owner,
+    key_property_value,
+    owner_of,
+)
 from airflow_provider_cdc.sinks.lake.transactional_table import COMMIT_TRIES, back_off
 from airflow_provider_cdc.sinks.protocol import Fence
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -59,6 +73,7 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
     :param key_columns: names of the key columns; none if equal rows are counted instead.
     :param stats_column: column of the file statistics (a single integer key).
     :param options: options of the table.
+    :param source: ``database.table`` whose rows this object reads and writes, if the table has those of others, too.
     """
 
     options: DeltaTableOptions
@@ -71,15 +86,22 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
         key_columns: Sequence[str] = (),
         stats_column: str | None = None,
         options: DeltaTableOptions = DEFAULT_OPTIONS,
+        source: str | None = None,
     ) -> None:
         table_format = DeltaTableFormat(
-            schema, options.partitioned_by, options.row_group_size, tuple(key_columns), stats_column
+            schema,
+            options.partitioned_by,
+            options.row_group_size,
+            tuple(key_columns),
+            stats_column,
+            source,
+            options.shared == UNIQUE_KEY,
         )
         super().__init__(storage, table_format, options)
 
     def open_log(self) -> DeltaLog:
         """Return a log of the table that has read nothing yet."""
-        return DeltaLog(self.storage)
+        return DeltaLog(self.storage, self._format.scope)
 
     def create(self, pipeline: str, configuration: Mapping[str, str] | None = None) -> None:
         """Create the table, or adopt an existing one; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
@@ -92,8 +114,10 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
         protocol = protocol_with_feed(
             protocol_for(self._format.table_schema, vectors=self.options.deletion_vectors), properties
         )
+        if self._format.source is not None:
+            new_metadata["configuration"][KEY_PROPERTY] = key_property_value(self._format.declared_key)
         for attempt in range(COMMIT_TRIES):
-            if not self.exists():
+            if not self.open_log().exists():
                 self.check_folder_is_free()
                 self._log.commit([{"protocol": protocol}, {"metaData": new_metadata}], "CREATE TABLE")
             elif not self.will_adopt(pipeline) or self._log.commit(
@@ -104,6 +128,9 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
                 back_off(attempt)
         self._log.refresh()
         check_owner(self._log, pipeline)
+        if self._format.source is not None:
+            self._register_source()
+            return
         check_column_names(self.load_log(), new_metadata)
 
     def check_folder_is_free(self) -> None:
@@ -152,7 +179,7 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
         """Delete files that are no longer needed, and write a checkpoint of the log if one is due."""
         log = self.load_log()
         vectors_disabled = not self.options.deletion_vectors and uses_vectors(log.protocol, log.properties)
-        if vectors_disabled and not any(file.deletion_vector for file in log.files.values()):
+        if vectors_disabled and not any(file.deletion_vector for file in log.all_files.values()):
             # If it fails, next time.
             log.commit(switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE")
             log.checkpoint_version = None
@@ -165,6 +192,15 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
 
     def _has_same_columns(self, log: DeltaLog) -> bool:
         return has_same_columns(log, self._format.table_schema)
+
+    def _covers_columns(self, log: DeltaLog) -> bool:
+        return covers_columns(log, self._format.table_schema)
+
+    def _check_extendable(self, log: DeltaLog) -> None:
+        shared_columns_actions(log, self._format, self.options)
+
+    def _add_columns(self, log: DeltaLog) -> bool:
+        return log.commit(shared_columns_actions(log, self._format, self.options), CommitKind.ADD_COLUMNS.value)
 
     def _altered_definition(
         self, log: DeltaLog, old_table: TableSchema, changes: ColumnChanges
@@ -204,7 +240,7 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
                 files = ChangeFeedWriter(log, self._format, self._key_hasher).write_feed(edit, file_actions)
                 commit.delete_on_conflict += [file.path for file in files]
                 file_actions += feed_actions(files)
-        if not log.commit([*definition, *file_actions, *marker_actions(markers)], commit.kind.value):
+        if not log.commit([*definition, *file_actions, *marker_actions(markers, log.scope)], commit.kind.value):
             return False
         for path, rows in dead_rows_of(commit).items():
             if (file := log.files.get(path)) is not None and file.deletion_vector is not None:

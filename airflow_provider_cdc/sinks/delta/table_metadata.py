@@ -110,6 +110,11 @@ def has_same_columns(log: DeltaLog, schema: pa.Schema) -> bool:
     return _names_and_types(log.metadata["schemaString"]) == _names_and_types(Schema.from_arrow(schema).to_json())
 
 
+def covers_columns(log: DeltaLog, schema: pa.Schema) -> bool:
+    """Return whether the table has these columns, among others; as for :func:`has_same_columns`."""
+    return {*_names_and_types(Schema.from_arrow(schema).to_json())} <= {*_names_and_types(log.metadata["schemaString"])}
+
+
 def _names_and_types(schema: str) -> list[tuple[str, str]]:
     return [(c["name"], c["type"] if isinstance(c["type"], str) else c["type"]["type"]) for c in schema_fields(schema)]
 

@@ -3,7 +3,9 @@
 ::
 
     <database>/<table>/                                   the table, unless sink.table_path says where
-    <database>/<table>/snapshot/<gen>/<group>/<attempt>/  slices of the snapshot, each next to its manifest
+    <database>/<table>/snapshot/<gen>/<group>/<attempt>/  slices of the snapshot, each next to its manifest; if several
+                                                          source tables are copied into this one, below
+                                                          snapshot/<source database.table>/
     _cdc_progress/<pipeline>/                             the stream's resume point
     _cdc/<pipeline>/                                      plan, manifests, signals, staged batches; and local files,
                                                           if it is a folder
@@ -20,13 +22,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
-from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths, folder_name
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import STORED_AMENDMENT, Amendment, FollowedDdl, Rejoin, StoredAmendment
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_record
 from airflow_provider_cdc.system import permissions
+
+#: Folder of slices in the folder of a table.
+SLICES_FOLDER = "snapshot"
+
+
+def slices_folder(source: str | None) -> str:
+    """Return the folder of slices in the folder of a table.
+
+    :param source: ``database.table`` that they are read from, if others are copied into the same table.
+    """
+    return SLICES_FOLDER if source is None else f"{SLICES_FOLDER}/{folder_name(source)}"
 
 
 class Layout:
@@ -114,7 +127,8 @@ class Layout:
 
     def slices_folder(self, table: TableSchema, generation: int, group: int) -> str:
         """Return the folder of a group's slices of one table, with a subfolder per attempt."""
-        return f"{self.table_folder(table)}/snapshot/{generation}/{group}"
+        source = table.label if table.shared else None
+        return f"{self.table_folder(table)}/{slices_folder(source)}/{generation}/{group}"
 
     def slice_manifest(self, table: TableSchema, generation: int, group: int, attempt: int, number: int) -> str:
         """Return the manifest file of a slice; written once, when the slice is complete."""

@@ -132,7 +132,14 @@ class CommitEncoder:
         for operation in self._commit.operations:
             match operation:
                 case AddFile(file):
-                    check_file_schema(self._metadata, self._schema, file.schema_id, self._log.storage, file.path)
+                    check_file_schema(
+                        self._metadata,
+                        self._schema,
+                        file.schema_id,
+                        self._log.storage,
+                        file.path,
+                        is_shared=self._log.scope.source is not None,
+                    )
                     change.added.append(file)
                 case RemoveFile(file):
                     change.removed.add(self._log.files[file.path].entry.file.file_path)
@@ -373,7 +380,8 @@ class CommitEncoder:
             "total-equality-deletes": 0,
         }
         nonzero = {name: str(count) for name, count in counts.items() if count}
-        markers = {f"airflow-cdc.marker.{name}": str(value) for name, value in self._markers.items()}
+        stored = {self._log.scope.stored_marker(name): value for name, value in self._markers.items()}
+        markers = {f"airflow-cdc.marker.{name}": str(value) for name, value in stored.items()}
         return {**nonzero, **{name: str(count) for name, count in totals.items()}, **markers}
 
     def _requirements(self) -> list[Requirement]:
@@ -387,7 +395,7 @@ class CommitEncoder:
         wanted = {**self._properties, FIELD_IDS_PROPERTY: field_ids_text(self._schema)}
         properties = {
             **properties_to_set(metadata.properties, wanted),
-            **marker_properties(log.markers, self._markers),
+            **marker_properties(log.markers, self._markers, log.scope),
             OWN_SNAPSHOT_PROPERTY: f"{snapshot.snapshot_id}/{snapshot.sequence_number}",
         }
         return [

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from airflow_provider_cdc.model.column_policy import SOURCE_COLUMN
 from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges, default_array
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
@@ -24,7 +25,12 @@ from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
 from airflow_provider_cdc.sinks.iceberg.log.iceberg_log import IcebergLog
 from airflow_provider_cdc.sinks.iceberg.table_format import IcebergTableFormat, transform_of
 from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
-from airflow_provider_cdc.sinks.lake.table_checks import KEY_PROPERTY, key_property_value
+from airflow_provider_cdc.sinks.lake.table_checks import (
+    KEY_PROPERTY,
+    RENAME_REMEDY,
+    key_property_value,
+    other_type_error,
+)
 from airflow_provider_cdc.sinks.lake.table_options import TableOptions
 
 _FRESH_PATH_REMEDY = "Start with a fresh sink.path"
@@ -146,6 +152,37 @@ def overwrite_updates(log: IcebergLog, schema_id: int, table_format: IcebergTabl
         *_schema_and_spec_updates(log.metadata, log.metadata.schemas[schema_id], table_format),
         table_updates.set_properties({KEY_PROPERTY: key_property_value(table_format.key_columns)}),
     ]
+
+
+def build_shared_schema(
+    log: IcebergLog, columns: pa.Schema, source: str, docs: Mapping[str, str]
+) -> tuple[IcebergSchema, int]:
+    """Return the schema of a table with the columns of a definition in addition, and the highest field id then.
+
+    :param log: the current state of the table.
+    :param columns: columns of the definition.
+    :param source: ``database.table`` that has it.
+    :param docs: comments by column.
+    :raises TerminalError: if a column has another type in the table, or cannot be stored.
+    """
+    metadata, current = log.metadata, log.metadata.current_schema
+    editor = SchemaEditor(current, metadata.last_column_id, metadata.format_version, ())
+    names, types = list(current.columns), dict(column_types(columns, metadata.format_version))
+    at = names.index(SOURCE_COLUMN)
+    for column in columns:
+        known = current.columns.get(column.name)
+        if known is not None and str(known.type) != types[column.name]:
+            raise other_type_error(log, source, column.name, known.type, types[column.name])
+        if known is None:
+            try:
+                editor.add_column(column.name, column.type, doc=docs.get(column.name))
+            except NotReadyError as error:
+                text = f"the {log.name} cannot have column {column.name}: {error.message}"
+                raise TerminalError(text, RENAME_REMEDY) from None
+            names.insert(at, column.name)
+            at += 1
+    editor.order_columns(names)
+    return editor.build_schema(max(metadata.schemas) + 1), editor.last_column_id
 
 
 def replace_updates(log: IcebergLog, table_format: IcebergTableFormat, options: TableOptions) -> list[Update]:

@@ -28,7 +28,6 @@ from airflow_provider_cdc.sinks.lake.lake_sink import LakeSink
 from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS, TableLog
 from airflow_provider_cdc.sinks.lake.merge.soft_deletes import with_deleted_column
 from airflow_provider_cdc.sinks.lake.resume_point import RESUME_POINT_SCHEMA
-from airflow_provider_cdc.sinks.lake.table_checks import SOURCE_PROPERTY
 from airflow_provider_cdc.sinks.lake.table_options import TableOptions
 from airflow_provider_cdc.sinks.protocol import Feature
 
@@ -59,11 +58,12 @@ class IcebergSink(LakeSink):
             self.uses_deletion_vectors(table),
             self.index_bytes,
             self.deletes.mode_of(table),
-            {**self.table_properties.properties_of(*table.id), SOURCE_PROPERTY: table.label},
+            self.table_properties_of(table),
             {c.name: {"comment": comments[c.name]} for c in table.sink_columns if c.name in comments},
             self.adopt,
             self.nullable_columns(table),
             table_format.fields,
+            table.shared,
         )
         folder = self.layout.table_folder(table)
         return IcebergSinkTable(

@@ -18,6 +18,7 @@ from airflow_provider_cdc.sinks.iceberg.commit_encoder import CommitEncoder
 from airflow_provider_cdc.sinks.iceberg.definition_changes import (
     SchemaNotAddedError,
     alter_updates,
+    build_shared_schema,
     column_docs,
     find_adoption_obstacles,
     new_table_properties,
@@ -33,6 +34,7 @@ from airflow_provider_cdc.sinks.iceberg.format.table_updates import Update
 from airflow_provider_cdc.sinks.iceberg.log.file_schemas import (
     NEW_TABLE_SCHEMA_ID,
     build_schema,
+    column_types,
     find_schema,
     has_ids_of_new_table,
     has_same_columns,
@@ -55,12 +57,15 @@ from airflow_provider_cdc.sinks.iceberg.table_format import (
 )
 from airflow_provider_cdc.sinks.iceberg.upkeep import vacuum_files
 from airflow_provider_cdc.sinks.lake.lake_table import LakeTable
-from airflow_provider_cdc.sinks.lake.log.file_commit import CommitKind, FileCommit, RemoveFile
+from airflow_provider_cdc.sinks.lake.log.file_commit import AddFile, CommitKind, FileCommit, RemoveFile
 from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.lake.table_checks import (
     DELETES_PROPERTY,
+    KEY_PROPERTY,
+    OVERWRITTEN_REMEDY,
     OWNER_PROPERTY,
     check_owner,
+    key_property_value,
     owner_of,
 )
 from airflow_provider_cdc.sinks.lake.table_options import TableOptions
@@ -98,7 +103,9 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
 
     def open_log(self) -> IcebergLog:
         """Return a log of the table that has read nothing yet."""
-        return IcebergLog(self.storage, self._open_catalog, self.identifier, self.options.deletion_vectors)
+        return IcebergLog(
+            self.storage, self._open_catalog, self.identifier, self.options.deletion_vectors, self._format.scope
+        )
 
     # ------------------------------------------------------------ creation
 
@@ -108,7 +115,7 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         :raises NotReadyError: if it should be adopted but cannot be.
         """
         for attempt in range(COMMIT_TRIES):
-            if not self.exists():
+            if not self.open_log().exists():
                 self.check_folder_is_free()
                 self._open_catalog().create_table(self.identifier, self._new_metadata(pipeline))
             elif not self.will_adopt(pipeline) or self._adopt(pipeline):
@@ -118,6 +125,9 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         self._log.refresh()
         check_owner(self._log, pipeline)
         self._log.take_folder()
+        if self._format.source is not None:
+            self._register_source()
+            return
         names = list(self.load_log().metadata.current_schema.columns)
         if names != self.schema.names:
             raise TerminalError(
@@ -127,7 +137,8 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
 
     def check_folder_is_free(self) -> None:
         """Refuse the folder of another table; see :class:`~airflow_provider_cdc.sinks.protocol.InFolder`."""
-        check_folder_is_free(self.storage, self.name)
+        if self._format.source is None or not self.open_log().exists():
+            check_folder_is_free(self.storage, self.name)
 
     def will_adopt(self, pipeline: str) -> bool:
         """Return whether :meth:`create` adopts it; see :class:`~airflow_provider_cdc.sinks.protocol.Adoptable`."""
@@ -144,14 +155,15 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
 
     def _new_metadata(self, pipeline: str) -> TableMetadata:
         version = 3 if self.options.deletion_vectors else 2
-        schema = new_schema(self.schema, version, identifiers=self._format.key_columns, docs=column_docs(self.options))
+        schema = new_schema(self.schema, version, identifiers=self._format.declared_key, docs=column_docs(self.options))
         spec = partition_spec_for(schema, self._format)
         properties = new_table_properties(self.options, self._own_properties(pipeline))
         return new_metadata(version, location_of(self.storage), schema, spec, properties, int(time.time() * 1000))
 
     def _own_properties(self, pipeline: str) -> dict[str, str]:
         deletes = {} if self.options.deletes == HARD else {DELETES_PROPERTY: self.options.deletes}
-        return {**deletes, OWNER_PROPERTY: pipeline}
+        key = {} if self._format.source is None else {KEY_PROPERTY: key_property_value(self._format.declared_key)}
+        return {**deletes, **key, OWNER_PROPERTY: pipeline}
 
     def _adopt(self, pipeline: str) -> bool:
         """Remove all rows of a table, and make a pipeline its owner."""
@@ -187,8 +199,22 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
                 new_table = self._new_metadata("")
                 schema = replace(new_table.current_schema, schema_id=NEW_TABLE_SCHEMA_ID)
                 return file_schema_of(schema, new_table, self.name)
-            self._found_schema = metadata, self._find_or_add_schema(metadata)
+            if self._format.source is None:
+                self._found_schema = metadata, self._find_or_add_schema(metadata)
+            else:
+                self._found_schema = self._find_shared_schema(metadata)
         return self._found_schema[1]
+
+    def _find_shared_schema(self, metadata: TableMetadata) -> tuple[TableMetadata, pa.Schema]:
+        """Return the metadata of a shared table that has the columns of this definition, and the schema of its files.
+
+        They have only these columns.
+        """
+        if not self._metadata_covers_columns(metadata):
+            self._ensure_columns()
+            metadata = self._log.metadata
+        schema = file_schema_of(metadata.current_schema, metadata, self.name)
+        return metadata, pa.schema([schema.field(name) for name in self.schema.names], metadata=schema.metadata)
 
     def _find_schema(self, metadata: TableMetadata) -> IcebergSchema | None:
         return find_schema(metadata, self.schema, self._format.key_columns, column_docs(self.options))
@@ -217,8 +243,10 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
     ) -> bool:
         """Replace all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
-        The table gets the schema with which the slices were written.
+        The table gets the schema with which the slices were written, unless it is shared.
         """
+        if self._format.source is not None:
+            return super().overwrite(slices, markers, fence, keep_deleted_to=keep_deleted_to)
         self._overwriting_schema = self._schema_of_slices(slices)
         try:
             return super().overwrite(slices, markers, fence, keep_deleted_to=keep_deleted_to)
@@ -268,7 +296,8 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
     def reset(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         """Remove all rows, once; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
         self._log.refresh()
-        if not self._awaits_adoption() and self._log.markers.get(fence.name, 0) < fence.value:
+        is_alone = self._format.source is None
+        if is_alone and not self._awaits_adoption() and self._log.markers.get(fence.name, 0) < fence.value:
             self._find_or_add_schema(self._log.metadata)
         super().reset(pipeline, fence, markers)
 
@@ -305,6 +334,25 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
         is_same = has_same_columns(log.metadata.current_schema, self.schema, log.metadata.format_version)
         return is_same and log.has_own_columns
 
+    def _covers_columns(self, log: IcebergLog) -> bool:
+        return self._metadata_covers_columns(log.metadata) and log.has_own_columns
+
+    def _metadata_covers_columns(self, metadata: TableMetadata) -> bool:
+        types = {nested.name: str(nested.type) for nested in metadata.current_schema.fields}
+        return all(types.get(name) == kind for name, kind in column_types(self.schema, metadata.format_version))
+
+    def _check_extendable(self, log: IcebergLog) -> None:
+        self._build_shared_schema(log)
+
+    def _add_columns(self, log: IcebergLog) -> bool:
+        log.add_schema(*self._build_shared_schema(log), make_current=True)
+        return self._covers_columns(log)
+
+    def _build_shared_schema(self, log: IcebergLog) -> tuple[IcebergSchema, int]:
+        if not log.has_own_columns:
+            raise TerminalError(f"the columns of the {log.name} were replaced by others", OVERWRITTEN_REMEDY)
+        return build_shared_schema(log, self.schema, str(self._format.source), column_docs(self.options))
+
     def _altered_definition(self, log: IcebergLog, old_table: TableSchema, changes: ColumnChanges) -> list[Update]:
         return alter_updates(log, old_table, self._format, self.options, changes, self._added_schema)
 
@@ -321,9 +369,16 @@ class IcebergSinkTable(LakeTable[IcebergLog]):
     def _reset_definition(self, log: IcebergLog) -> list[Update]:
         return replace_updates(log, self._format, self.options)
 
+    def _knows_schemas_of(self, commit: FileCommit) -> bool:
+        """Return whether this version has the schemas with which the files of a commit were written."""
+        ids = {step.file.schema_id for step in commit.operations if isinstance(step, AddFile)}
+        return ids <= {*self._log.metadata.schemas, NEW_TABLE_SCHEMA_ID, None}
+
     # ------------------------------------------------------------ encoder
 
     def _write_commit(self, commit: FileCommit, markers: Mapping[str, int], edit: TableEdit | None = None) -> bool:
+        if self._format.source is not None and not self._knows_schemas_of(commit):
+            return False  # another source has added columns since
         properties = self.options.properties if edit is not None else {}
         encoder = CommitEncoder(self._log, commit, markers, self._format.stats_column, properties)
         outcome = self._log.commit(encoder.encode())

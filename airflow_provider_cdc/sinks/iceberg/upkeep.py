@@ -67,7 +67,7 @@ def _delete_unneeded(
         for path, manifest in old_manifests.items()
         if path not in kept_manifests and log.storage.size(path) is not None
     }
-    kept = find_paths(reader, kept_manifests.values()) | log.files.keys()
+    kept = find_paths(reader, kept_manifests.values()) | log.all_files.keys()
     gone = find_paths(reader, gone_manifests.values()) - kept
     known = kept | kept_manifests.keys() | kept_lists | old_manifests.keys() | {s.list_path for s in unneeded}
     gone |= {name for name in abandoned if name not in known}
@@ -85,7 +85,7 @@ def _by_path(log: IcebergLog, manifests: list[ManifestFile]) -> dict[str, Manife
 
 def _find_leftovers(log: IcebergLog) -> list[str]:
     """Return the files that the current snapshot does not have, and that can be left over from a run."""
-    current = log.files.keys() | {log.location.path_of(location) for location in log.manifests}
+    current = log.all_files.keys() | {log.location.path_of(location) for location in log.manifests}
     return [
         name
         for name, _ in log.storage.list("")

@@ -15,6 +15,7 @@ from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.files.change_staging import FileChangeStaging
 from airflow_provider_cdc.sinks.files.layout import Layout
 from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionField
+from airflow_provider_cdc.sinks.lake.table_checks import SHARED_PROPERTY, SOURCE_PROPERTY
 from airflow_provider_cdc.sinks.lake.table_options import TableOptions
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -71,6 +72,11 @@ class LakeSink:
         """Return the partition fields of a table: those of the first pattern in ``partition_by`` that matches."""
         matching = (parts for pattern, parts in self.partition_by if matches_any([pattern], table.database, table.name))
         return [PartitionField(*part) for part in next(matching, ())]
+
+    def table_properties_of(self, table: TableSchema) -> dict[str, str]:
+        """Return the properties of a table that come from the settings, and what it is the copy of."""
+        origin = {SHARED_PROPERTY: table.shared} if table.shared else {SOURCE_PROPERTY: table.label}
+        return {**self.table_properties.properties_of(*table.id), **origin}
 
     @staticmethod
     def nullable_columns(table: TableSchema) -> frozenset[str]:

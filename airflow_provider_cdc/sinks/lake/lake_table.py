@@ -12,19 +12,20 @@ from airflow_provider_cdc.config.delete_policy import HARD
 from airflow_provider_cdc.model.definition_history import NO_CHANGES, ColumnChanges
 from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.row_retention import RetainedRowsLoss
-from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.schema import DELETED_COLUMN, TableSchema
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.lake.compaction import FileCompaction, plan_compactions, prepare_compaction_commit
 from airflow_provider_cdc.sinks.lake.file_scan import FileScanTask, plan_file_scan
+from airflow_provider_cdc.sinks.lake.log.column_digest import COLUMNS_MARKER, digest_columns
 from airflow_provider_cdc.sinks.lake.log.file_commit import AddFile, CommitKind, FileCommit, RemoveFile
 from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
 from airflow_provider_cdc.sinks.lake.merge.change_merger import ChangeMerger, read_living_rows
 from airflow_provider_cdc.sinks.lake.merge.retained_rows import RetainedFiles, RetainedRowFinder, find_overwrite_loss
-from airflow_provider_cdc.sinks.lake.merge.soft_deletes import drop_deleted_rows
-from airflow_provider_cdc.sinks.lake.merge.table_edit import (
-    TableEdit,
-)
+from airflow_provider_cdc.sinks.lake.merge.soft_deletes import drop_deleted_rows, with_deleted_column
+from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
+from airflow_provider_cdc.sinks.lake.merge.taken_keys import UNIQUE_KEYS_MARKER
 from airflow_provider_cdc.sinks.lake.table_checks import (
+    check_key,
     check_owner,
     check_settings,
 )
@@ -43,6 +44,21 @@ class LakeTable(TransactionalTable[Log]):
     @abstractmethod
     def create(self, pipeline: str) -> None:
         """Create the table, or adopt an existing one; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+
+    @abstractmethod
+    def _add_columns(self, log: Log) -> bool:
+        """Let a shared table have the columns of this definition in addition to its own, in a commit without rows.
+
+        :returns: whether it was committed; if not, another writer was faster.
+        :raises TerminalError: if a column has another type in the table.
+        """
+
+    @abstractmethod
+    def _check_extendable(self, log: Log) -> None:
+        """Check that a shared table can have the columns of this definition in addition to its own.
+
+        :raises TerminalError: if it cannot.
+        """
 
     @abstractmethod
     def clean_up(self) -> None:
@@ -89,6 +105,7 @@ class LakeTable(TransactionalTable[Log]):
                 return
             check_settings(log, self._format, self.options)
             check_owner(log, pipeline)
+            self._ensure_columns()
             if log.markers.get(fence.name, 0) >= fence.value:
                 return
             if any(marker in log.markers for marker in markers):
@@ -102,10 +119,9 @@ class LakeTable(TransactionalTable[Log]):
                     "would remove them",
                     "Start with a fresh sink.path",
                 )
-            commit = FileCommit(
-                [RemoveFile(file) for file in log.files.values()], self._reset_definition(log), CommitKind.OVERWRITE
-            )
-            if self._write_commit(commit, {fence.name: fence.value}):
+            definition = self._reset_definition(log) if self._format.source is None else ()
+            commit = FileCommit([RemoveFile(file) for file in log.files.values()], definition, CommitKind.OVERWRITE)
+            if self._write_commit(commit, {fence.name: fence.value, **self._definition_markers}):
                 return
             back_off(attempt)
         raise self._gave_up_error()
@@ -118,6 +134,8 @@ class LakeTable(TransactionalTable[Log]):
             if change is None:
                 return None
             self._check_definition()  # before anything is written
+            if self._taken_keys is not None and UNIQUE_KEYS_MARKER in log.markers:
+                self._taken_keys.refuse(log, change)
             return ChangeMerger(log, self._key_lookup, self.options.deletes).plan_edit(change)
 
         return self.commit_edit(edit, markers, fence)
@@ -131,17 +149,21 @@ class LakeTable(TransactionalTable[Log]):
     ) -> bool:
         """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
         old_copy = old_table.copy
+        self._ensure_columns()
 
         def edit(log: Log) -> TableEdit | FileCommit | None:
             if _has_markers(log, markers):
                 return None
+            if self._format.source is not None:
+                self._check_altered_from(log, old_copy)
+                return TableEdit()
             if not (definition := self._altered_definition(log, old_copy, changes)):
                 return TableEdit()
             only_adds = {*old_copy.sink_schema.names} <= {*self.schema.names}
             kind = CommitKind.ADD_COLUMNS if only_adds else CommitKind.REPLACE_COLUMNS
             return FileCommit(definition=definition, kind=kind)
 
-        return self.commit_edit(edit, markers, fence)
+        return self.commit_edit(edit, {**markers, **self._definition_markers}, fence)
 
     def overwrite(
         self,
@@ -155,10 +177,13 @@ class LakeTable(TransactionalTable[Log]):
 
         Slices are added unchanged, whichever way rows are deleted in this table.
         """
+        self._ensure_columns()
 
         def edit(log: Log) -> FileCommit | None:
             if _has_markers(log, markers):
                 return None
+            if self._format.source is not None:
+                check_key(log, self._format.declared_key)
             for file in slices:
                 if not self.is_staged(file):
                     raise TerminalError(
@@ -178,14 +203,15 @@ class LakeTable(TransactionalTable[Log]):
                     "Start with a fresh sink.path",
                 )
             removed_files = (f for f in log.files.values() if f.path not in retained_files.unchanged)
+            new_files = [*files.values(), *retained_files.written]
             return FileCommit(
-                [*map(RemoveFile, removed_files), *map(AddFile, (*files.values(), *retained_files.written))],
-                self._overwritten_definition(log, [*files.values(), *retained_files.written]),
+                [*map(RemoveFile, removed_files), *map(AddFile, new_files)],
+                self._overwritten_definition(log, new_files) if self._format.source is None else (),
                 CommitKind.OVERWRITE,
                 delete_on_conflict=[f.path for f in retained_files.written],
             )
 
-        return self.commit_edit(edit, markers, fence)
+        return self.commit_edit(edit, {**markers, **self._definition_markers}, fence)
 
     def overwrite_loss(
         self, old_table: TableSchema, slices: Sequence[DataFile] | None = None, *, reason: str | None = None
@@ -251,7 +277,7 @@ class LakeTable(TransactionalTable[Log]):
         for attempt in range(COMMIT_TRIES):
             log = self.load_log()
             self._check_same_table()
-            if not self._has_same_columns(log):
+            if not self._has_this_definition(log):
                 break
             commit, committed_count = prepare_compaction_commit(log, results, self._format)
             if not committed_count or not all(self.is_staged(file) for _, files in results for file in files):
@@ -267,6 +293,83 @@ class LakeTable(TransactionalTable[Log]):
             self.storage.delete(*(f.path for _, files in results for f in files if f.path not in self._log.files))
         self._check_definition()
         return 0
+
+    # ------------------------------------------------------------ tables that several sources share
+
+    @property
+    def _definition_markers(self) -> dict[str, int]:
+        """Markers that are written with each change of the definition."""
+        return {} if self._format.source is None else {COLUMNS_MARKER: self._columns_digest}
+
+    def why_not_extendable(self) -> str | None:
+        """Return a reason, or ``None``; see :class:`~airflow_provider_cdc.sinks.protocol.Extendable`."""
+        if self._format.source is None or not self.open_log().exists():
+            return None
+        try:
+            self._check_extendable(self.load_log())
+            check_key(self._log, self._format.declared_key)
+        except TerminalError as error:
+            return error.message
+        return None
+
+    def check_unique_keys(self, fence: Fence, others: Collection[str]) -> None:
+        """Check all keys, once; see :class:`~airflow_provider_cdc.sinks.protocol.HasUniqueKeys`."""
+        taken_keys = self._taken_keys
+        if taken_keys is None:
+            return
+
+        def edit(log: Log) -> TableEdit | None:
+            if UNIQUE_KEYS_MARKER in log.markers:
+                return None
+            taken_keys.refuse_living_rows(log, others)
+            return TableEdit()
+
+        self.commit_edit(edit, {UNIQUE_KEYS_MARKER: 1}, fence)
+
+    def refuse_taken_keys(self, slices: Sequence[DataFile]) -> None:
+        """Refuse slices; see :class:`~airflow_provider_cdc.sinks.protocol.HasUniqueKeys`."""
+        if self._taken_keys is not None and self.open_log().exists():
+            self._taken_keys.refuse_slices(self.load_log(), slices)
+
+    def _ensure_columns(self) -> None:
+        """Give a shared table the columns of this definition that it lacks: NULL in the rows of other sources."""
+        if self._format.source is None:
+            return
+        for attempt in range(COMMIT_TRIES):
+            self._log.refresh()
+            if self._covers_columns(self._log) or self._add_columns(self._log):
+                return
+            back_off(attempt)
+        raise self._gave_up_error()
+
+    def _register_source(self) -> None:
+        """Let a shared table, which exists, have the rows of this source from now on.
+
+        :raises TerminalError: if it has another key, or has this source with other columns.
+        """
+        self._ensure_columns()
+        check_key(self._log, self._format.declared_key)
+        for attempt in range(COMMIT_TRIES):
+            digest = self._log.markers.get(COLUMNS_MARKER)
+            if digest is None and not self._try_commit(TableEdit(), self._definition_markers):
+                back_off(attempt)
+                self._log.refresh()
+                continue
+            self._check_columns(self._log)
+            return
+        raise self._gave_up_error()
+
+    def _check_altered_from(self, log: Log, old_copy: TableSchema) -> None:
+        """Check that the source had the columns of a definition until now."""
+        old_schema = old_copy.sink_schema
+        if DELETED_COLUMN in self.schema.names:
+            old_schema = with_deleted_column(old_schema)
+        if log.markers.get(COLUMNS_MARKER) != digest_columns(old_schema, old_copy.key):
+            raise TerminalError(
+                f"the rows of {old_copy.label} in the {log.name} have other columns than the table had before its "
+                "definition changed",
+                "Start with a fresh sink.path",
+            )
 
     # ------------------------------------------------------------ parts
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from airflow_provider_cdc.model.schema import DELETED_COLUMN
+from airflow_provider_cdc.sinks.files.layout import slices_folder
 from airflow_provider_cdc.sinks.files.parquet import DataFile, concat_small_tables, read_row_groups
 from airflow_provider_cdc.sinks.lake.log.table_log import TableLog
 from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat, combine_files
 from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column
-from airflow_provider_cdc.sinks.lake.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
@@ -27,6 +27,7 @@ class SliceStaging(ABC):
         self.storage = storage
         self.schema = table_format.schema
         self._format = table_format
+        self._slices_folder = slices_folder(table_format.source)
 
     @abstractmethod
     def open_log(self) -> TableLog:
@@ -34,7 +35,7 @@ class SliceStaging(ABC):
 
     def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot to the table's folder."""
-        name = f"{SLICES_FOLDER}/{staging_path}.parquet"
+        name = f"{self._slices_folder}/{staging_path}.parquet"
         if self._format.is_partitioned:
             partitioned_file = self._stage_partitioned(name, rows)
             if partitioned_file.rows:
@@ -72,7 +73,7 @@ class SliceStaging(ABC):
 
     def clear_staged(self, staging_folder: str) -> None:
         """Delete the slices in a folder, unless they are, or were until recently, part of the table."""
-        if names := [name for name, _ in self.storage.list(f"{SLICES_FOLDER}/{staging_folder}")]:
+        if names := [name for name, _ in self.storage.list(f"{self._slices_folder}/{staging_folder}")]:
             log = self.open_log()
             log.refresh()
             if superseded := [name for name in names if not log.references(name)]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from airflow_provider_cdc.config.delete_policy import HARD
 from airflow_provider_cdc.config.table_properties import OWN_PREFIX
+from airflow_provider_cdc.model.column_policy import UNIQUE_KEY
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.lake.log.table_log import TableLog
 from airflow_provider_cdc.sinks.lake.merge.partitions import SETTING, TableFormat
@@ -19,7 +20,9 @@ OWNER_PROPERTY = f"{OWN_PREFIX}pipeline"
 DELETES_PROPERTY = f"{OWN_PREFIX}deletes"
 #: Property of a table: the source table of which it is the copy.
 SOURCE_PROPERTY = f"{OWN_PREFIX}source"
-#: Property of a table that was overwritten: the columns of its key, which nothing else in its log records.
+#: Property of a table that several source tables are copied into: how its rows are identified.
+SHARED_PROPERTY = f"{OWN_PREFIX}shared"
+#: Property of a table that was overwritten or is shared: the columns of its key, which nothing else in its log records.
 KEY_PROPERTY = f"{OWN_PREFIX}key"
 OVERWRITTEN_REMEDY = "Other software did that, and what it has written would be lost: use a fresh sink.path"
 
@@ -35,6 +38,22 @@ def owner_of(properties: Mapping[str, str]) -> str | None:
 def key_property_value(key_columns: Sequence[str]) -> str:
     """Return the value of :data:`KEY_PROPERTY` for the columns of a key."""
     return json.dumps(list(key_columns), ensure_ascii=False)
+
+
+#: Remedy for columns of tables that cannot be copied into one.
+RENAME_REMEDY = (
+    "Give the column another name in the copy (transforms.columns: rename), leave it out, or copy this table into "
+    "another one (sink.routes)"
+)
+
+
+def other_type_error(log: TableLog, source: str, column: str, known: object, wanted: object) -> TerminalError:
+    """Make the error for a column that has another type in a shared table than in one of its sources."""
+    return TerminalError(
+        f"column {column} of {source} is {wanted}, and {known} in the {log.name}, which has rows of other tables, too",
+        RENAME_REMEDY,
+        table=source,
+    )
 
 
 def check_not_replaced(log: TableLog, known_id: str | None) -> None:
@@ -105,12 +124,25 @@ def check_has_owner(log: TableLog) -> None:
         )
 
 
+def _describe_sharing(shared: str) -> str:
+    if not shared:
+        return "the copy of one table"
+    return f"the copy of several tables{', whose keys are unique' if shared == UNIQUE_KEY else ''}"
+
+
 def check_settings(log: TableLog, table_format: TableFormat, options: TableOptions) -> None:
     """Refuse a table that was created with other unchangeable settings, or for another source table.
 
     :raises TerminalError: if its partitioning differs.
-    :raises NotReadyError: if its ``sink.deletes`` differs, or it is the copy of another table.
+    :raises NotReadyError: if its ``sink.deletes`` differs, or it is the copy of another table or of several ones.
     """
+    table_shared = log.properties.get(SHARED_PROPERTY, "")
+    if table_shared != options.shared:
+        raise NotReadyError(
+            f"the {log.name} was made as {_describe_sharing(table_shared)}, and sink.routes makes it "
+            f"{_describe_sharing(options.shared)}",
+            "Undo the change, or start with a fresh sink.path",
+        )
     table_source, own_source = log.properties.get(SOURCE_PROPERTY), options.properties.get(SOURCE_PROPERTY)
     if table_source is not None and own_source is not None and table_source != own_source:
         raise NotReadyError(

@@ -22,6 +22,7 @@ class TableOptions:
     :param adopt: whether a table made by other software is adopted.
     :param nullable_columns: names of the columns that may be NULL in the source.
     :param partitioned_by: columns, and parts of dates.
+    :param shared: how rows are identified if several source tables are copied into the table; empty for one.
     """
 
     deletion_vectors: bool = True
@@ -32,3 +33,4 @@ class TableOptions:
     adopt: bool = False
     nullable_columns: frozenset[str] = frozenset()
     partitioned_by: tuple[PartitionField, ...] = ()
+    shared: str = ""

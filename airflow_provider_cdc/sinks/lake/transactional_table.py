@@ -18,6 +18,7 @@ import pyarrow as pa
 from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.model.multiset import MissingRowsError
 from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.lake.log.column_digest import COLUMNS_MARKER, digest_columns
 from airflow_provider_cdc.sinks.lake.log.file_commit import FileCommit
 from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS, TableLog
 from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher
@@ -31,6 +32,7 @@ from airflow_provider_cdc.sinks.lake.merge.table_edit import (
     prepare_deletion_vectors,
     write_data_files,
 )
+from airflow_provider_cdc.sinks.lake.merge.taken_keys import TakenKeys
 from airflow_provider_cdc.sinks.lake.slice_staging import SliceStaging
 from airflow_provider_cdc.sinks.lake.table_checks import (
     OVERWRITTEN_REMEDY,
@@ -63,12 +65,15 @@ class TransactionalTable(SliceStaging, Generic[Log]):
         self.options = options
         self._log = self.open_log()
         self._checked_definition: object = None
+        self._checked_digest: int | None = None
+        self._columns_digest = digest_columns(table_format.schema, table_format.key_columns)
         self._checked_id: str | None = None
         self._key_index = KeyIndex(options.index_bytes)
         self._key_hasher = KeyHasher(
             table_format.identity_columns, table_format.schema, is_key=bool(table_format.key_columns)
         )
         self._key_lookup = KeyLookup(storage, table_format, self._key_hasher, self._key_index)
+        self._taken_keys = TakenKeys(self._key_lookup, options.deletes) if table_format.unique_keys else None
 
     # ------------------------------------------------------------ what a format defines
 
@@ -79,6 +84,10 @@ class TransactionalTable(SliceStaging, Generic[Log]):
     @abstractmethod
     def _has_same_columns(self, log: Log) -> bool:
         """Return whether the table has the columns of this definition, in this order."""
+
+    @abstractmethod
+    def _covers_columns(self, log: Log) -> bool:
+        """Return whether the table has all columns of this definition, among others."""
 
     @abstractmethod
     def _write_commit(self, commit: FileCommit, markers: Mapping[str, int], edit: TableEdit | None = None) -> bool:
@@ -101,8 +110,12 @@ class TransactionalTable(SliceStaging, Generic[Log]):
         return self._log.name
 
     def exists(self) -> bool:
-        """Return whether the table has been created."""
-        return self.open_log().exists()
+        """Return whether the table has been created; one that others share, for this source, too."""
+        log = self.open_log()
+        if not log.exists() or self._format.source is None:
+            return log.exists()
+        log.refresh()
+        return COLUMNS_MARKER in log.markers
 
     def owner(self) -> str | None:
         """Return the pipeline that owns the table; see :class:`~airflow_provider_cdc.sinks.protocol.HasOwner`."""
@@ -184,17 +197,24 @@ class TransactionalTable(SliceStaging, Generic[Log]):
     def _awaits_adoption(self) -> bool:
         return self.options.adopt and owner_of(self._log.properties) is None
 
+    def _has_this_definition(self, log: Log) -> bool:
+        if self._format.source is None:
+            return self._has_same_columns(log)
+        return log.markers.get(COLUMNS_MARKER) == self._columns_digest and self._covers_columns(log)
+
     def _check_columns(self, log: Log) -> None:
         """Refuse a table with other columns: it was altered, or follows a newer definition."""
-        if not self._has_same_columns(log):
+        if not self._has_this_definition(log):
             raise TerminalError(f"the {log.name} has other columns than its source table", OVERWRITTEN_REMEDY)
 
     def _check_definition(self) -> None:
-        if self._log.definition is not self._checked_definition:
+        definition, digest = self._log.definition, self._log.markers.get(COLUMNS_MARKER)
+        if definition is not self._checked_definition or digest != self._checked_digest:
             self._check_same_table()
             self._check_columns(self._log)
-            check_key(self._log, self._format.key_columns)
-            self._checked_definition, self._checked_id = self._log.definition, self._log.table_id
+            check_key(self._log, self._format.declared_key)
+            self._checked_definition, self._checked_digest = definition, digest
+            self._checked_id = self._log.table_id
 
     def _check_same_table(self) -> None:
         check_not_replaced(self._log, self._checked_id)
@@ -219,6 +239,8 @@ class TransactionalTable(SliceStaging, Generic[Log]):
 
     def _forget_revived_keys(self) -> None:
         self._key_index.forget_files(self._log.revived_files)
+        if self._taken_keys is not None:
+            self._taken_keys.forget_files(self._log.revived_files)
         self._log.revived_files.clear()
 
     def _try_commit(self, edit: TableEdit | FileCommit, markers: Mapping[str, int]) -> bool:

@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from bisect import bisect_right
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.delta.log.features import check_protocol
 from airflow_provider_cdc.sinks.delta.log.live_file import DeltaLiveFile, now_milliseconds
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
+from airflow_provider_cdc.sinks.lake.log.source_scope import WHOLE_TABLE, SourceScope
 from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -47,11 +49,15 @@ class DeltaLog:
     """The log of one table. Not thread-safe.
 
     :param storage: storage of the table's folder.
+    :param scope: what of the table this log shows in :attr:`files` and :attr:`markers`.
     """
 
     storage: Storage
+    scope: SourceScope = WHOLE_TABLE
     version: int = -1
     files: dict[str, DeltaLiveFile] = field(default_factory=dict)
+    #: Live files of other source tables.
+    other_files: dict[str, DeltaLiveFile] = field(default_factory=dict)
     markers: dict[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +91,11 @@ class DeltaLog:
     def is_loaded(self) -> bool:
         """Whether a version has been read."""
         return self.version >= 0
+
+    @property
+    def all_files(self) -> Mapping[str, DeltaLiveFile]:
+        """Live files by path, including those of other source tables."""
+        return ChainMap(self.files, self.other_files) if self.other_files else self.files
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -140,7 +151,7 @@ class DeltaLog:
 
     def dead_rows(self, path: str) -> BitMap:
         """Return the dead rows of a file, none if it is not live; callers must not modify the result."""
-        file = self.files.get(path)
+        file = self.all_files.get(path)
         if file is None or file.deletion_vector is None:
             return BitMap()
         vector, rows = self._dead_rows.get(path, (None, None))
@@ -155,7 +166,7 @@ class DeltaLog:
 
     def references(self, path: str) -> bool:
         """Return whether a data file is, or was until recently, part of the table."""
-        return path in self.files or path in self.tombstones
+        return path in self.all_files or path in self.tombstones
 
     def cross_check_files(self) -> None:
         """Check that delta-rs finds the same live files, before files are permanently deleted.
@@ -163,7 +174,7 @@ class DeltaLog:
         :raises TransientError: if delta-rs cannot read the log now.
         :raises TerminalError: if it finds other files.
         """
-        check_live_files(self.storage, self.name, self.version, self.files)
+        check_live_files(self.storage, self.name, self.version, self.all_files)
 
     def commit(self, actions: Sequence[dict[str, Any]], operation: str) -> bool:
         """Write the next version.
@@ -310,9 +321,10 @@ class DeltaLog:
         return checkpoint is None or checkpoint.version != self.version
 
     def _reset(self) -> None:
-        self.revived_files |= self.files.keys()
+        self.revived_files |= self.all_files.keys()
         self.version, self.markers, self.metadata, self.protocol = -1, {}, {}, {}
-        self.files, self.tombstones, self.domain_metadata, self._undated_checkpoint = {}, {}, {}, -1
+        self.files, self.other_files, self.tombstones, self.domain_metadata = {}, {}, {}, {}
+        self._undated_checkpoint = -1
 
     def _list_log(self) -> list[str]:
         return [name for name, _ in self.storage.list(LOG_FOLDER)]
@@ -371,7 +383,8 @@ class DeltaLog:
             elif add := action.get("add"):
                 adds.append(DeltaLiveFile(add))
             elif txn := action.get("txn"):
-                self.markers[txn["appId"]] = int(txn["version"])
+                if (marker := self.scope.own_marker(txn["appId"])) is not None:
+                    self.markers[marker] = int(txn["version"])
             elif metadata := action.get("metaData"):
                 self.metadata = metadata
             elif protocol := action.get("protocol"):
@@ -381,11 +394,12 @@ class DeltaLog:
                 if not domain.get("removed"):
                     self.domain_metadata[domain["domain"]] = str(domain.get("configuration") or "")
         for file in adds:  # last: a file whose dead rows change is removed and added in one commit
-            old_file = removed_files.pop(file.path, None) or self.files.get(file.path)
+            files = self.files if self.scope.has_file(file.partition) else self.other_files
+            old_file = removed_files.pop(file.path, None) or files.get(file.path)
             # Own commits only add dead rows; in commits of others, the set may change in any way.
             if old_file is not None and not own_commit and file.deletion_vector != old_file.deletion_vector:
                 self.revived_files.add(file.path)
-            self.files[file.path] = file
+            files[file.path] = file
             self.tombstones.pop(file.path, None)
             if file.deletion_vector and file.deletion_vector.file_name:
                 self.tombstones.pop(file.deletion_vector.file_name, None)
@@ -395,7 +409,7 @@ class DeltaLog:
         path, *vectors = _removed_paths(remove)
         self.tombstones |= dict.fromkeys((path, *vectors), version)
         self._dead_rows.pop(path, None)
-        return self.files.pop(path, None)
+        return self.files.pop(path, None) or self.other_files.pop(path, None)
 
 
 def commit_versions(names: Iterable[str], newest: int) -> list[int]:

@@ -94,7 +94,13 @@ def has_ids_of_new_table(schema: IcebergSchema) -> bool:
 
 
 def check_file_schema(
-    metadata: TableMetadata, schema: IcebergSchema, schema_id: int | None, storage: Storage, path: str
+    metadata: TableMetadata,
+    schema: IcebergSchema,
+    schema_id: int | None,
+    storage: Storage,
+    path: str,
+    *,
+    is_shared: bool = False,
 ) -> None:
     """Refuse a file whose columns have other field ids than the columns of the table with the same names.
 
@@ -104,11 +110,13 @@ def check_file_schema(
     :param schema_id: number of the schema with which the file was written.
     :param storage: storage of the table's folder.
     :param path: path of the file.
+    :param is_shared: whether the table has columns of several definitions, so that its first ones may not be those with
+        which the file was written.
     :raises TransientError: if it must be written again.
     """
     written: Mapping[str, int] | None = None
     if schema_id == NEW_TABLE_SCHEMA_ID:
-        if has_ids_of_new_table(schema):
+        if has_ids_of_new_table(schema) and not is_shared:
             return
         written = read_field_ids(storage, path)  # the table has been altered since
     elif schema_id is not None and schema_id in metadata.schemas:

@@ -7,6 +7,7 @@ Every write of a marker makes a snapshot, because properties alone are not compa
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ from airflow_provider_cdc.sinks.iceberg.log.snapshot_commit import SnapshotCommi
 from airflow_provider_cdc.sinks.iceberg.log.snapshot_files import LoadedManifest, SnapshotReader
 from airflow_provider_cdc.sinks.iceberg.log.table_location import TableLocation, location_of
 from airflow_provider_cdc.sinks.iceberg.log.table_markers import parse_markers
+from airflow_provider_cdc.sinks.lake.log.source_scope import WHOLE_TABLE, SourceScope
 from airflow_provider_cdc.sinks.lake.table_checks import owner_of
 from airflow_provider_cdc.sinks.storage.storage import Storage
 from airflow_provider_cdc.system.failpoints import failpoint
@@ -49,13 +51,17 @@ class IcebergLog:
     :param open_catalog: returns the catalog for the current thread.
     :param identifier: name of the table in the catalog.
     :param needs_vectors: whether rows are to be deleted by deletion vectors.
+    :param scope: what of the table this log shows in :attr:`files` and :attr:`markers`.
     """
 
     storage: Storage
     open_catalog: Callable[[], Catalog]
     identifier: TableIdentifier
     needs_vectors: bool = False
+    scope: SourceScope = WHOLE_TABLE
     files: dict[str, IcebergLiveFile] = field(default_factory=dict)
+    #: Live files of other source tables.
+    other_files: dict[str, IcebergLiveFile] = field(default_factory=dict)
     markers: dict[str, int] = field(default_factory=dict)
     #: Manifests of the current snapshot by location.
     manifests: dict[str, LoadedManifest] = field(default_factory=dict)
@@ -105,6 +111,11 @@ class IcebergLog:
         if self._reader is None or self._reader.location.location != self.location.location:
             self._reader = SnapshotReader(self.storage, self.location)
         return self._reader
+
+    @property
+    def all_files(self) -> Mapping[str, IcebergLiveFile]:
+        """Live files by path, including those of other source tables."""
+        return ChainMap(self.files, self.other_files) if self.other_files else self.files
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -172,7 +183,7 @@ class IcebergLog:
 
     def dead_rows(self, path: str) -> BitMap:
         """Return the dead rows of a file, none if it is not live; callers must not modify the result."""
-        file = self.files.get(path)
+        file = self.all_files.get(path)
         if file is None or file.vector is None:
             return BitMap()
         vector = file.vector.file
@@ -184,7 +195,7 @@ class IcebergLog:
 
     def references(self, path: str) -> bool:
         """Return whether a data file is, or was until recently, part of the table."""
-        if path in self.files:
+        if path in self.all_files:
             return True
         if self._retained_paths is None:
             self._retained_paths = find_retained_paths(self.storage, self.reader, self.metadata)
@@ -207,7 +218,8 @@ class IcebergLog:
         self.take_folder()
         from airflow_provider_cdc.sinks.iceberg.log.cross_check import check_live_files  # loads pyiceberg
 
-        check_live_files(self.reader, self.name, self.metadata, {f.entry.file.file_path for f in self.files.values()})
+        paths = {f.entry.file.file_path for f in self.all_files.values()}
+        check_live_files(self.reader, self.name, self.metadata, paths)
 
     def commit(self, commit: SnapshotCommit) -> CommitOutcome:
         """Make the next snapshot.
@@ -254,17 +266,23 @@ class IcebergLog:
         if table is not None:
             self._advance_to(table)
 
-    def add_schema(self, schema: IcebergSchema, last_column_id: int) -> TableMetadata:
-        """Add a schema to the table, without making it the current one; no row or marker changes.
+    def add_schema(self, schema: IcebergSchema, last_column_id: int, *, make_current: bool = False) -> TableMetadata:
+        """Add a schema to the table; no row or marker changes.
 
+        :param make_current: whether to make it the current one.
         :returns: the newest metadata, which has the schema unless another writer was faster.
         """
         table = self._table or self._require_table()
+        definition = table_updates.require_definition(table.metadata)
         requirements = [
             table_updates.require_uuid(table.metadata),
-            *(r for r in table_updates.require_definition(table.metadata) if "last-assigned-field-id" in r),
+            *(r for r in definition if "last-assigned-field-id" in r),
         ]
         updates = [table_updates.add_schema(schema, last_column_id)]
+        if make_current:
+            ids = {FIELD_IDS_PROPERTY: field_ids_text(schema)}
+            updates += [table_updates.set_current_schema(), table_updates.set_properties(ids)]
+            requirements = [table_updates.require_uuid(table.metadata), *definition]
         _, changed = self.open_catalog().commit_table(self.identifier, table, requirements, updates)
         changed = changed or self._require_table()
         if self._table is not None:
@@ -357,7 +375,7 @@ class IcebergLog:
             if not manifest.is_data
             for entry in manifest.entries
         }
-        old_files, files = self.files, dict[str, IcebergLiveFile]()
+        old_files, files, other_files = self.all_files, dict[str, IcebergLiveFile](), dict[str, IcebergLiveFile]()
         for manifest in manifests.values():
             if not manifest.is_data:
                 continue
@@ -368,23 +386,29 @@ class IcebergLog:
                 path = location.path_of(entry.file.file_path)
                 old = old_files.get(path)
                 is_same_schema = old is not None and old.schema.schema_id == schema.schema_id
-                if old is not None and is_same_schema and old.entry.file is entry.file and old.vector is vector:
-                    files[path] = old
-                    continue
-                if old is not None and not is_own and not _is_same_vector(old, vector):
-                    self.revived_files.add(path)
-                files[path] = IcebergLiveFile(path, entry, vector, schema, spec, spec_schema)
-        removed = old_files.keys() - files.keys()
+                if old is None or not is_same_schema or old.entry.file is not entry.file or old.vector is not vector:
+                    if old is not None and not is_own and not _is_same_vector(old, vector):
+                        self.revived_files.add(path)
+                    file = IcebergLiveFile(path, entry, vector, schema, spec, spec_schema)
+                else:
+                    file = old
+                (files if self.scope.has_file(file.partition) else other_files)[path] = file
+        removed = old_files.keys() - files.keys() - other_files.keys()
         self.revived_files |= removed  # removed, but may be added again
         for path in removed:
             self._dead_rows.pop(path, None)
-        self._table, self.files, self.manifests = table, files, dict(manifests)
-        self.markers, self._retained_paths = parse_markers(metadata.properties), None
+        self._table, self.files, self.other_files, self.manifests = table, files, other_files, dict(manifests)
+        own_markers = (
+            (self.scope.own_marker(name), value) for name, value in parse_markers(metadata.properties).items()
+        )
+        self.markers = {name: value for name, value in own_markers if name is not None}
+        self._retained_paths = None
         self._refreshed_at = time.time()
 
     def _reset(self) -> None:
-        self.revived_files |= self.files.keys()
-        self._table, self.files, self.manifests, self.markers, self._dead_rows = None, {}, {}, {}, {}
+        self.revived_files |= self.all_files.keys()
+        self._table, self.files, self.other_files, self.manifests = None, {}, {}, {}
+        self.markers, self._dead_rows = {}, {}
 
     def _read_vector(self, vector: ContentFile) -> BitMap:
         assert vector.content_offset is not None and vector.content_size_in_bytes is not None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from airflow_provider_cdc.config.table_properties import OWN_PREFIX
 from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.sinks.lake.log.source_scope import WHOLE_TABLE, SourceScope
 
 _SINGLE, _NUMBERED = f"{OWN_PREFIX}marker.", f"{OWN_PREFIX}markers."
 _NUMBERED_NAME = re.compile(r"(.*/)(0|[1-9]\d*)", re.DOTALL)
@@ -38,12 +39,16 @@ def parse_markers(properties: Mapping[str, str]) -> dict[str, int]:
     return markers
 
 
-def marker_properties(markers: Mapping[str, int], changed: Mapping[str, int]) -> dict[str, str]:
+def marker_properties(
+    markers: Mapping[str, int], changed: Mapping[str, int], scope: SourceScope = WHOLE_TABLE
+) -> dict[str, str]:
     """Return the properties that change if markers are written.
 
-    :param markers: all markers that the table has.
+    :param markers: all markers that the table has in the scope.
     :param changed: markers to write.
+    :param scope: whose markers they are.
     """
+    markers, changed = ({scope.stored_marker(name): value for name, value in one.items()} for one in (markers, changed))
     properties, prefixes = dict[str, str](), set[str]()
     for name, value in changed.items():
         if match := _NUMBERED_NAME.fullmatch(name):

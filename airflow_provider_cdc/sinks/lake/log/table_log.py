@@ -84,6 +84,10 @@ class TableLog(Protocol):
         """Live files by path."""
 
     @property
+    def other_files(self) -> Mapping[str, LiveFile]:
+        """Live files of other source tables that are copied into the same table, by path."""
+
+    @property
     def markers(self) -> Mapping[str, int]:
         """Markers by name."""
 

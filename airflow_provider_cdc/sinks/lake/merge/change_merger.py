@@ -22,6 +22,7 @@ from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.multiset import MissingRowsError, take_first_of_each
 from airflow_provider_cdc.model.plan import AD_HOC_GROUP_BASE
 from airflow_provider_cdc.model.schema import DELETED_COLUMN, OP_COLUMN, SEQ_COLUMN
+from airflow_provider_cdc.sinks.files.layout import SLICES_FOLDER
 from airflow_provider_cdc.sinks.files.parquet import DataFile, empty_table, read_file, read_row_numbers, split_by_size
 from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog, excludes_span
 from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHashes
@@ -31,7 +32,6 @@ from airflow_provider_cdc.sinks.lake.merge.row_seqs import seqs_of, with_lowest_
 from airflow_provider_cdc.sinks.lake.merge.soft_deletes import add_deleted_column, deleted_mask, mark_deleted
 from airflow_provider_cdc.sinks.lake.merge.table_edit import (
     LARGE_FILE_BYTES,
-    SLICES_FOLDER,
     TableEdit,
     count_rows,
     without_dead_rows,
@@ -43,7 +43,8 @@ from airflow_provider_cdc.sinks.protocol import Change, MultisetChange, Overwrit
 #: server never end with a space.
 FILE_COLUMN, ROW_COLUMN = "__file ", "__row "
 _FILES_METADATA_KEY = b"files"
-_SLICE_PATH = re.compile(rf"{SLICES_FOLDER}/(\d+)/(\d+)/")
+#: Slices of a source that shares the table are in a folder ``database.table``.
+_SLICE_PATH = re.compile(rf"{SLICES_FOLDER}/(?:[^/]*\.[^/]*/)?(\d+)/(\d+)/")
 
 
 def with_row_places(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
@@ -112,7 +113,7 @@ class ChangeMerger:
         if changes.num_rows:
             matches = self._key_lookup.find_rows(self._log, hashes)
             index, lowest = self._key_lookup.index, int(seqs.min())
-            for file, queries, rows in self._living_matches(matches):
+            for file, queries, rows in self.living_matches(matches):
                 newer = np.ones(len(rows), bool)
                 if index.newest_seq(index.file_number(file.path)) >= lowest:
                     newer = seqs[queries] > self._read_seqs(file)[rows]
@@ -158,7 +159,7 @@ class ChangeMerger:
         if net.removed.num_rows:
             matches = self._key_lookup.find_rows(self._log, self._key_hasher(net.removed))
             remaining = net.removed_counts.copy()
-            for file, queries, rows in self._living_matches(matches):
+            for file, queries, rows in self.living_matches(matches):
                 if file.path in edit.removed_files:
                     continue
                 is_free = np.ones(len(rows), bool)
@@ -238,7 +239,7 @@ class ChangeMerger:
         """Return an edit that marks all rows with a lower ``_cdc_seq`` as deleted in the source."""
         edit = TableEdit()
         if self._deletes == SOFT:
-            unmarked = ((file, self._unmarked_rows(file, rows)) for file, rows in self._find_older_rows(seq))
+            unmarked = ((file, self.unmarked_rows(file, rows)) for file, rows in self._find_older_rows(seq))
             self._rewrite_marked(edit, {file.path: rows for file, rows in unmarked if rows}, truncated_at, seq)
         return edit
 
@@ -262,13 +263,13 @@ class ChangeMerger:
             if len(replaced_rows):
                 edit.dead_rows[file.path] = BitMap(replaced_rows.astype(np.uint32))
             if self._deletes == SOFT and (
-                unmarked_rows := self._unmarked_rows(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))
+                unmarked_rows := self.unmarked_rows(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))
             ):
                 rows_to_mark[file.path] = unmarked_rows
         self._rewrite_marked(edit, rows_to_mark, int(time.time() * 1_000_000))
         return edit
 
-    def _unmarked_rows(self, file: LiveFile, rows: BitMap | None) -> BitMap:
+    def unmarked_rows(self, file: LiveFile, rows: BitMap | None) -> BitMap:
         """Return those of some rows (``None`` for all living rows) that are not marked as deleted."""
         if rows is None:
             rows = BitMap(range(count_rows(self._storage, file))) - self._log.dead_rows(file.path)
@@ -309,7 +310,7 @@ class ChangeMerger:
 
     # ------------------------------------------------------------ lookups
 
-    def _living_matches(self, matches: KeyMatches) -> Iterator[tuple[LiveFile, Any, Any]]:
+    def living_matches(self, matches: KeyMatches) -> Iterator[tuple[LiveFile, Any, Any]]:
         """Yield the living rows found, file by file: the file, the query indices, and the row numbers."""
         order = np.argsort(matches.file_number, kind="stable")
         numbers, starts = np.unique(matches.file_number[order], return_index=True)

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.model.schema import SEQ_COLUMN
+from airflow_provider_cdc.sinks.files.layout import SLICES_FOLDER
 from airflow_provider_cdc.sinks.files.parquet import DataFile, read_row_groups
 from airflow_provider_cdc.sinks.lake.log.table_log import LiveFile, TableLog
 from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher, KeyHashes
 from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes, KeyIndex, KeyMatches
 from airflow_provider_cdc.sinks.lake.merge.partitions import TableFormat
 from airflow_provider_cdc.sinks.lake.merge.row_seqs import seqs_of
-from airflow_provider_cdc.sinks.lake.merge.table_edit import SLICES_FOLDER
 from airflow_provider_cdc.sinks.protocol import Prefetcher
 from airflow_provider_cdc.sinks.storage.request_counts import with_current_counts
 from airflow_provider_cdc.sinks.storage.storage import Storage

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.model.column_policy import SOURCE_COLUMN, UNIQUE_KEY
 from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.model.schema import KEY_TYPES, PROJECT_COLUMNS, Column, TableSchema
 from airflow_provider_cdc.sinks.files.parquet import (
@@ -25,6 +26,7 @@ from airflow_provider_cdc.sinks.files.parquet import (
     read_row_groups,
     write_file,
 )
+from airflow_provider_cdc.sinks.lake.log.source_scope import WHOLE_TABLE, SourceScope
 from airflow_provider_cdc.sinks.lake.log.table_log import RowOrigin
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
@@ -77,6 +79,9 @@ class TableFormat:
     :param row_group_size: rows per row group of its files; ``None`` if it does not matter.
     :param key_columns: the key columns; none if rows are identified by all of their values.
     :param stats_column: column of the file statistics, if the key is a single integer.
+    :param source: ``database.table`` whose rows these are, if the table has those of others, too; see
+        :class:`~airflow_provider_cdc.sinks.lake.log.source_scope.SourceScope`.
+    :param unique_keys: with ``source``, whether no key may occur in two source tables.
     """
 
     schema: pa.Schema
@@ -84,6 +89,8 @@ class TableFormat:
     row_group_size: int | None = None
     key_columns: tuple[str, ...] = ()
     stats_column: str | None = None
+    source: str | None = None
+    unique_keys: bool = False
 
     @classmethod
     def for_table(cls, table: TableSchema, fields: Sequence[PartitionField]) -> Self:
@@ -103,7 +110,11 @@ class TableFormat:
             )
         if len({part.column_name for part in fields}) < len(fields):
             raise NotReadyError(f"{SETTING}: table {table.label} is partitioned by a column twice", "Leave one out")
-        return cls(table.sink_schema, tuple(fields), None, table.key, table.integer_key_column)
+        key, stats_column = table.key, table.integer_key_column
+        if not table.shared:
+            return cls(table.sink_schema, tuple(fields), None, key, stats_column)
+        fields, is_unique = [PartitionField(SOURCE_COLUMN), *fields], table.shared == UNIQUE_KEY
+        return cls(table.sink_schema, tuple(fields), None, key, stats_column, table.label, is_unique)
 
     @classmethod
     def why_not_partitionable(
@@ -120,6 +131,17 @@ class TableFormat:
     def is_partitioned(self) -> bool:
         """Whether the table is partitioned."""
         return bool(self.fields)
+
+    @property
+    def declared_key(self) -> tuple[str, ...]:
+        """Columns that identify a row of the table for its readers."""
+        with_source = self.source is not None and self.key_columns and not self.unique_keys
+        return (SOURCE_COLUMN, *self.key_columns) if with_source else self.key_columns
+
+    @property
+    def scope(self) -> SourceScope:
+        """What of the table belongs to the source."""
+        return WHOLE_TABLE if self.source is None else SourceScope(self.source, self.value_names[0])
 
     @property
     def identity_columns(self) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from airflow_provider_cdc.sinks.files.layout import SLICES_FOLDER
 from airflow_provider_cdc.sinks.files.parquet import (
     NO_PARTITION,
     DataFile,
@@ -25,8 +26,8 @@ from airflow_provider_cdc.sinks.lake.merge.key_index import FileKeyHashes
 from airflow_provider_cdc.sinks.lake.merge.partitions import PartitionedWriter, TableFormat
 from airflow_provider_cdc.sinks.storage.storage import Storage
 
-#: Folders, in the table's folder, of the snapshot's slices and of the changes that tasks have written.
-SLICES_FOLDER, CHANGES_FOLDER = "snapshot", "changes"
+#: Folder, in the table's folder, of the changes that tasks have written.
+CHANGES_FOLDER = "changes"
 _PART_NAME = re.compile(r"(?:[^/]+=[^/]*/)*part-")
 #: Copy-on-write rewrites a live file below the first size together with new rows, so that small files do not pile up,
 #: and writes no file above the second size, so that no file grows without limit.

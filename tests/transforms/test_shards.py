@@ -1,0 +1,449 @@
+"""Several tables copied into one: rows, DDL, TRUNCATE, re-snapshots and damage of one of them concern it alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TerminalError
+from airflow_provider_cdc.verify.run import verify_tables
+from tests.support.cli import Cli
+from tests.support.oracle import open_copy
+from tests.support.servers import MySQLServer
+from tests.support.sink_kinds import DELTA, ICEBERG
+
+pytestmark = pytest.mark.one_of("server", "kind")
+
+TABLE = "CREATE TABLE orders (id INT PRIMARY KEY, v VARCHAR(20), n INT)"
+ROWS = 30
+
+
+@pytest.fixture(params=[DELTA, ICEBERG])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def shards(server: MySQLServer) -> Iterator[list[str]]:
+    """Three databases, each with the same ids in its table."""
+    with ExitStack() as stack:
+        names = sorted(stack.enter_context(server.fresh_database()) for _ in range(3))  # the order of the plan
+        for number, name in enumerate(names):
+            fill(server, name, number)
+        yield names
+
+
+def fill(server: MySQLServer, database: str, number: int, first: int = 1, table: str = TABLE) -> None:
+    rows = ", ".join(f"({n}, 'shard {number} row {n}', {n * number})" for n in range(first, first + ROWS))
+    server.session(database, table, f"INSERT INTO orders (id, v, n) VALUES {rows}")
+
+
+def pipeline(folder: Path, server: MySQLServer, shards: list[str], kind: str, **settings: Any) -> Cli:
+    pattern, route = rf"({'|'.join(shards)})\.orders", settings.pop("route", {})
+    return Cli(
+        folder,
+        server,
+        pattern,
+        name=shards[0],
+        snapshot={"chunk_rows": 7, **settings.pop("snapshot", {})},
+        sink={"kind": kind, "routes": [{"match": pattern, "into": "all/orders", **route}], **settings.pop("sink", {})},
+        stream={"on_table_error": "suspend", "reread": "ask", **settings.pop("stream", {})},
+        **settings,
+    )
+
+
+@pytest.fixture
+def cli(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str) -> Cli:
+    made = pipeline(tmp_path / "p", server, shards, kind)
+    made.snapshot()
+    return made
+
+
+def copied(cli: Cli, *columns: str) -> Counter[tuple[Any, ...]]:
+    """The rows of the copy, as other software reads them, with the table that each comes from."""
+    copy = open_copy(cli.sink / "all" / "orders")
+    assert copy is not None
+    names = [*columns, *(["_cdc_deleted"] if "_cdc_deleted" in copy.columns else [])]
+    return Counter(tuple(row.values()) for row in copy.read(["_cdc_source", *names]).to_pylist())
+
+
+def source_rows(server: MySQLServer, shards: list[str], *columns: str, **expressions: dict[str, str]) -> Counter[Any]:
+    """The rows of the tables; ``expressions``, by shard, stand for columns that it does not have."""
+    rows: Counter[Any] = Counter()
+    for shard in shards:
+        texts = [expressions.get(shard, {}).get(name, f"`{name}`") for name in columns]
+        found = server.execute(f"SELECT {', '.join(texts)} FROM `{shard}`.orders")
+        rows.update((f"{shard}.orders", *row) for row in found)
+    return rows
+
+
+def check(cli: Cli, server: MySQLServer, shards: list[str], *columns: str, **expressions: dict[str, str]) -> None:
+    """The copy is the union of the tables, and ``verify`` says so for each."""
+    columns = columns or ("id", "v", "n")
+    assert copied(cli, *columns) == source_rows(server, shards, *columns, **expressions)
+    verdicts = {found.table.partition(".")[0]: found.verdict for found in verify_tables(cli.context)}
+    assert verdicts == dict.fromkeys(shards, "equal")
+
+
+def changes(server: MySQLServer, shards: list[str]) -> None:
+    """Changes of all kinds, to the same keys of all tables."""
+    one, two, three = shards
+    server.session(one, "UPDATE orders SET v = 'changed' WHERE id < 5", "DELETE FROM orders WHERE id IN (9, 10)")
+    server.session(
+        two,
+        "UPDATE orders SET id = id + 1000 WHERE id < 4 AND id + 1000 NOT IN (SELECT * FROM (SELECT id FROM orders) x)",
+        "REPLACE INTO orders (id, v, n) VALUES (500, 'new', 5)",
+    )
+    server.session(
+        three, "TRUNCATE TABLE orders", "INSERT INTO orders (id, v, n) VALUES (1, 'after', 1), (2, 'after', 2)"
+    )
+    server.session(
+        one, "DELETE FROM orders WHERE id = 2", "REPLACE INTO orders (id, v, n) VALUES (2, 'again', 1), (9, 'x', 9)"
+    )
+
+
+@pytest.mark.parametrize("sink", [{}, {"merge": "copy_on_write"}, {"partition_by": {".*[.].*": ["n"]}}], ids=str)
+def test_snapshot_and_stream(
+    server: MySQLServer, shards: list[str], tmp_path: Path, kind: str, sink: dict[str, Any]
+) -> None:
+    cli = pipeline(tmp_path, server, shards, kind, sink=sink)
+    assert cli.call("check").code == 0
+    cli.snapshot()
+    cli.snapshot()  # again: nothing happens
+    assert copied(cli, "id", "v", "n") == source_rows(server, shards, "id", "v", "n")
+    changes(server, shards)
+    cli.catch_up()
+    check(cli, server, shards)
+    changes(server, shards[::-1])
+    cli.catch_up()
+    check(cli, server, shards)
+
+
+def test_equal_rows_are_counted_by_table(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str) -> None:
+    for shard in shards:
+        server.session(
+            shard,
+            "DROP TABLE orders",
+            "CREATE TABLE orders (v VARCHAR(20), n INT)",
+            "INSERT INTO orders VALUES ('a', 1), ('a', 1), ('b', 2), (NULL, NULL)",
+        )
+    cli = pipeline(tmp_path, server, shards, kind)
+    cli.snapshot()
+    server.session(shards[0], "DELETE FROM orders WHERE v = 'a' LIMIT 1", "INSERT INTO orders VALUES ('b', 2)")
+    server.session(shards[1], "UPDATE orders SET n = 3 WHERE v IS NULL")
+    server.session(shards[2], "TRUNCATE TABLE orders", "INSERT INTO orders VALUES ('a', 1)")
+    cli.catch_up()
+    check(cli, server, shards, "v", "n")
+
+
+@pytest.mark.parametrize("deletes", ["soft", "ignore"])
+def test_deleted_rows_stay(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str, deletes: str) -> None:
+    cli = pipeline(tmp_path, server, shards, kind, sink={"deletes": deletes})
+    cli.snapshot()
+    before = source_rows(server, shards, "id", "v")
+    server.session(shards[0], "DELETE FROM orders WHERE id = 1")
+    server.session(shards[1], "TRUNCATE TABLE orders")
+    cli.catch_up()
+    gone = {(f"{shards[0]}.orders", 1), *((f"{shards[1]}.orders", n) for n in range(1, ROWS + 1))}
+    marks = {row: ((row[:2] in gone),) if deletes == "soft" else () for row in before}
+    assert copied(cli, "id", "v") == Counter(row + mark for row, mark in marks.items())
+    server.session(shards[2], "DELETE FROM orders WHERE id = 3")
+    assert cli.resnapshot(f"{shards[2]}.orders") == "staged"
+    cli.catch_up()
+    gone.add((f"{shards[2]}.orders", 3))
+    marks = {row: ((row[:2] in gone),) if deletes == "soft" else () for row in before}
+    assert copied(cli, "id", "v") == Counter(row + mark for row, mark in marks.items())
+
+
+def test_columns_are_added_one_table_after_the_other(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
+    cli.catch_up()
+    one, two, three = shards
+    server.session(one, "ALTER TABLE orders ADD COLUMN more INT", "UPDATE orders SET more = id WHERE id > 20")
+    server.session(two, "UPDATE orders SET v = 'in between'")
+    cli.catch_up()
+    columns: tuple[str, ...] = ("id", "v", "n", "more")
+    absent = {"more": "NULL"}
+    check(cli, server, shards, *columns, **{two: absent, three: absent})
+    server.session(
+        two, "ALTER TABLE orders ADD COLUMN other DATE FIRST, ADD COLUMN more INT", "UPDATE orders SET more=7"
+    )
+    server.session(three, "DELETE FROM orders WHERE id = 1", "INSERT INTO orders VALUES (1, 'a', 1)")
+    cli.catch_up()
+    columns = (*columns, "other")
+    no_date = {"other": "CAST(NULL AS DATE)"}
+    check(cli, server, shards, *columns, **{one: no_date, three: absent | no_date})
+    for shard, clause in ((three, "ADD COLUMN more INT, ADD COLUMN other DATE"), (one, "ADD COLUMN other DATE")):
+        server.session(shard, f"ALTER TABLE orders {clause}", "UPDATE orders SET other = '2026-01-02' WHERE id < 9")
+    cli.catch_up()
+    check(cli, server, shards, *columns)
+    assert cli.resnapshot(f"{two}.orders") == "staged"
+    cli.catch_up()
+    check(cli, server, shards, *columns)
+
+
+#: DDL on one table that the shared copy cannot follow in place, and the columns afterwards.
+SUSPENDING = {
+    "a column is dropped": ("DROP COLUMN n", {"n": "NULL"}, ("id", "v", "n")),
+    "a column is renamed": ("CHANGE n m INT", {"n": "NULL"}, ("id", "v", "n", "m")),
+    "a column gets a default": ("ADD COLUMN m INT DEFAULT 5", {}, ("id", "v", "n", "m")),
+}
+
+
+@pytest.mark.parametrize("name", SUSPENDING)
+def test_ddl_that_needs_the_rows_again(cli: Cli, server: MySQLServer, shards: list[str], name: str) -> None:
+    cli.catch_up()
+    clause, absent, columns = SUSPENDING[name]
+    server.session(shards[1], f"ALTER TABLE orders {clause}", "UPDATE orders SET v = 'after' WHERE id = 3")
+    server.session(shards[0], "UPDATE orders SET v = 'goes on' WHERE id = 4")
+    with pytest.raises(TableSuspendedError, match=rf"{shards[1]}\.orders"):
+        cli.catch_up()
+    assert copied(cli, "id", "v")[(f"{shards[0]}.orders", 4, "goes on")] == 1
+    assert cli.resnapshot(f"{shards[1]}.orders") == "staged"
+    cli.catch_up()
+    others = {"m": "NULL"}
+    check(cli, server, shards, *columns, **{shards[0]: others, shards[1]: absent, shards[2]: others})
+    changes(server, shards) if "n" not in absent else server.session(shards[1], "DELETE FROM orders WHERE id = 8")
+    if "n" not in absent and "m" in columns:
+        server.session(shards[1], "INSERT INTO orders (id, v, n) VALUES (600, 'd', 1)")
+    cli.catch_up()
+    check(cli, server, shards, *columns, **{shards[0]: others, shards[1]: absent, shards[2]: others})
+
+
+@pytest.mark.parametrize(
+    "clause", ["MODIFY n VARCHAR(5)", "ADD COLUMN m BIGINT", "DROP PRIMARY KEY, ADD PRIMARY KEY (n, id)"]
+)
+def test_columns_that_the_copy_cannot_have(cli: Cli, server: MySQLServer, shards: list[str], clause: str) -> None:
+    cli.catch_up()
+    server.session(shards[0], "ALTER TABLE orders ADD COLUMN m INT")
+    cli.catch_up()
+    before = copied(cli, "id", "v", "n")
+    server.session(shards[1], f"ALTER TABLE orders {clause}")
+    server.session(shards[2], "UPDATE orders SET v = 'goes on' WHERE id = 4")
+    with pytest.raises(TableSuspendedError, match=rf"{shards[1]}\.orders"):
+        cli.catch_up()
+    assert copied(cli, "id", "v")[(f"{shards[2]}.orders", 4, "goes on")] == 1
+    with pytest.raises((TerminalError, NotReadyError, TableSuspendedError)) as refused:
+        cli.resnapshot(f"{shards[1]}.orders")
+        cli.catch_up()
+    assert "fresh sink.path" in refused.value.remedy or "sink.routes" in refused.value.remedy or str(refused.value)
+    kept = Counter({row: count for row, count in copied(cli, "id", "v", "n").items() if row[0].startswith(shards[1])})
+    assert kept == Counter({row: count for row, count in before.items() if row[0].startswith(shards[1])})
+    server.session(shards[0], "UPDATE orders SET v = 'on and on' WHERE id = 4")
+    with pytest.raises(TableSuspendedError):
+        cli.catch_up()
+    assert copied(cli, "id", "v")[(f"{shards[0]}.orders", 4, "on and on")] == 1
+
+
+def test_damage_is_found_and_repaired_in_one_table(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
+    cli.catch_up()
+    server.session(shards[1], "SET sql_log_bin = 0", "UPDATE orders SET v = 'silent' WHERE id = 5")
+    verdicts = {found.table.partition(".")[0]: found.verdict for found in verify_tables(cli.context)}
+    assert verdicts == {shards[0]: "equal", shards[1]: "different", shards[2]: "equal"}
+    assert cli.resnapshot(f"{shards[1]}.orders", "id BETWEEN 3 AND 8") == "staged"
+    cli.catch_up()
+    check(cli, server, shards)
+
+
+def test_a_group_is_read_again(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """Its slices replace those of its tables, and no others in the same folder."""
+    changes(server, shards)
+    cli.catch_up()
+    for shard in shards:
+        server.session(shard, "SET sql_log_bin = 0", "UPDATE orders SET v = 'silent' WHERE id = 20")
+    for shard in shards:
+        assert cli.resnapshot(f"{shard}.orders") == "staged"
+        changes(server, shards)
+    cli.catch_up()
+    check(cli, server, shards)
+
+
+def test_a_table_joins_and_another_leaves(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str) -> None:
+    one, two, three = shards
+    cli = pipeline(tmp_path, server, shards, kind, stream={"reread": "auto"})
+    cli.value["source"]["tables"] = [rf"({one}|{two})\.orders"]
+    cli.write()
+    cli.snapshot()
+    cli.catch_up()
+    server.session(three, "ALTER TABLE orders ADD COLUMN more INT DEFAULT 3")
+    cli.value["source"]["tables"] = [rf"({one}|{three})\.orders"]
+    cli.write()
+    left = copied(cli, "id", "v")
+    server.session(two, "DELETE FROM orders")
+    server.session(one, "UPDATE orders SET v = 'on' WHERE id = 3")
+    with cli.streaming():
+        pass
+    cli.catch_up()
+    expected = source_rows(server, [one, three], "id", "v")
+    expected += Counter({row: count for row, count in left.items() if row[0] == f"{two}.orders"})
+    assert copied(cli, "id", "v") == expected
+
+
+def test_maintenance_and_uninstall(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
+    for _ in range(6):
+        changes(server, shards)
+        cli.catch_up()
+    assert cli.run("maintain").code in (0, 2)
+    check(cli, server, shards)
+    result = cli.call("forget", "--tables", "--yes")
+    assert result.code == 0, result
+    assert open_copy(cli.sink / "all" / "orders") is None
+
+
+def test_explain(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """The same key, in two tables."""
+    server.session(shards[1], "UPDATE orders SET v = 'explained' WHERE id = 3")
+    cli.catch_up()
+    for shard, expected in ((shards[1], True), (shards[0], False)):
+        result = cli.call("explain", "--table", f"{shard}.orders", "--key", "3")
+        assert result.code == 0, result
+        assert ("explained" in result.out) == expected, result.out
+
+
+def test_another_pipeline_may_not_write_to_it(cli: Cli, server: MySQLServer, shards: list[str], kind: str) -> None:
+    other = pipeline(cli.folder, server, shards, kind)
+    other.value["name"] = "other"
+    other.value["sink"] |= cli.value["sink"]
+    other.write()
+    result = other.call("check")
+    assert any("was not created by pipeline other, but by" in line for line in result.found), result
+    with pytest.raises(NotReadyError, match="there is .*, but no plan"):
+        other.snapshot()
+
+
+#: What makes tables that cannot be copied into one: a statement for the second, settings, and what ``check`` says.
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "key": ("ALTER TABLE orders DROP PRIMARY KEY, ADD PRIMARY KEY (id, n)", {}, "the key of the first is (id), and"),
+    "no key": ("ALTER TABLE orders DROP PRIMARY KEY", {}, "that of the second is (none)"),
+    "type of the key": ("ALTER TABLE orders MODIFY id BIGINT", {}, "column id would be int32 in the first, and int64"),
+    "type": ("ALTER TABLE orders MODIFY v VARBINARY(20)", {}, "column v would be string in the first, and binary in"),
+    "case": ("ALTER TABLE orders CHANGE v V VARCHAR(20)", {}, "columns v and V differ in case only"),
+    "deletes": ("", {"sink": {"deletes": {"soft": ["{}[.]orders"]}}}, "sink.deletes is not the same for them"),
+    "merge": ("", {"sink": {"merge": {"copy_on_write": ["{}[.]orders"]}}}, "sink.merge is not the same for them"),
+    "partitions": ("", {"sink": {"partition_by": {"{}[.]orders": ["n"]}}}, "sink.partition_by is not the same"),
+    "one folder, two ways": ("", {"unique_second": True}, "would both be copied to all/orders"),
+    "unique without a key": (
+        "ALTER TABLE orders DROP PRIMARY KEY",
+        {"route": {"unique": True}},
+        "has no usable key, and its route says `unique`",
+    ),
+}
+
+
+def _named(value: Any, database: str) -> Any:
+    if isinstance(value, dict):
+        return {key.replace("{}", database): _named(one, database) for key, one in value.items()}
+    return [one.replace("{}", database) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_tables_that_cannot_be_copied_into_one(
+    server: MySQLServer, shards: list[str], tmp_path: Path, kind: str, name: str
+) -> None:
+    statement, settings, part = REFUSED[name]
+    settings = {key: _named(value, shards[1]) for key, value in settings.items()}
+    unique_second = settings.pop("unique_second", False)
+    if statement:
+        server.session(shards[1], statement)
+    cli = pipeline(tmp_path, server, shards, kind, **settings)
+    if unique_second:
+        route = {"match": rf"{shards[1]}\.orders", "into": "all/orders", "unique": True}
+        cli.value["sink"]["routes"].insert(0, route)
+        cli.write()
+    result = cli.call("check")
+    assert result.code == 2 and len(result.found) == 1 and part in result.found[0], result
+    with pytest.raises(NotReadyError) as refused:
+        cli.snapshot()
+    assert part in refused.value.message and f"{shards[1]}.orders" in refused.value.message
+    assert not (cli.sink / "all").exists()
+
+
+def test_routes_cannot_be_changed(cli: Cli) -> None:
+    del cli.value["sink"]["routes"][0]["into"]
+    cli.value["sink"]["routes"][0]["table_path"] = "all/orders_{database}"
+    cli.write()
+    with pytest.raises(NotReadyError, match="sink.routes of .* changed since its snapshot"):
+        cli.catch_up()
+
+
+# ---------------------------------------------------------------- unique keys
+
+
+@pytest.fixture
+def unique(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str) -> Cli:
+    for number, shard in enumerate(shards):
+        server.session(shard, f"UPDATE orders SET id = id + {1000 * number}")
+    return pipeline(tmp_path / "u", server, shards, kind, route={"unique": True})
+
+
+def test_unique_keys(unique: Cli, server: MySQLServer, shards: list[str], kind: str) -> None:
+    unique.snapshot()
+    server.session(shards[0], "UPDATE orders SET v = 'changed'", "INSERT INTO orders VALUES (99, 'new', 1)")
+    unique.catch_up()
+    check(unique, server, shards)
+
+
+@pytest.mark.parametrize("forth", [True, False])
+def test_a_row_moves(unique: Cli, server: MySQLServer, shards: list[str], forth: bool) -> None:
+    unique.snapshot()
+    unique.catch_up()
+    source, target = shards[:2] if forth else shards[1::-1]
+    number = 5 if forth else 1005
+    for _ in range(2):
+        server.session(source, f"DELETE FROM orders WHERE id = {number}")
+        server.session(target, f"INSERT INTO orders VALUES ({number}, 'moved', 1)")
+        unique.catch_up()
+        check(unique, server, shards)
+        source, target = target, source
+
+
+def test_a_row_moves_during_the_snapshot(unique: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """Both chunks have it, until the stream has passed them."""
+    unique.value["snapshot"] |= {"group_rows": ROWS}
+    unique.write()
+    with unique.opened() as (context, store):
+        context.ensure_plan(store)
+    server.session(shards[0], "DELETE FROM orders WHERE id = 5")
+    server.session(shards[2], "INSERT INTO orders VALUES (5, 'moved', 1)")
+    unique.snapshot()
+    server.session(shards[2], "DELETE FROM orders WHERE id = 5")
+    server.session(shards[0], "INSERT INTO orders VALUES (5, 'back', 1)")
+    unique.catch_up()
+    unique.catch_up()
+    check(unique, server, shards)
+
+
+@pytest.mark.parametrize("when", ["before", "stream"])
+def test_a_key_that_is_taken(unique: Cli, server: MySQLServer, shards: list[str], when: str) -> None:
+    """One table stops, by name, and nothing is overwritten; the others go on."""
+    if when == "stream":
+        unique.snapshot()
+        unique.catch_up()
+        server.session(shards[2], "UPDATE orders SET n = 5 WHERE id = 2003")
+        unique.catch_up()
+    server.session(shards[1], "INSERT INTO orders VALUES (5, 'taken', 1)")
+    if when == "before":
+        unique.snapshot()
+    server.session(shards[2], "UPDATE orders SET v = 'goes on' WHERE id = 2004")
+    with pytest.raises(TableSuspendedError) as stopped:
+        unique.catch_up()
+        server.session(shards[2], "UPDATE orders SET v = 'goes on' WHERE id = 2005")
+        unique.catch_up()
+    text = str(stopped.value)
+    assert "key (id=5) is already in the" in text and f"{shards[0]}.orders" in text and f"{shards[1]}.orders" in text
+    rows = copied(unique, "id", "v")
+    assert rows[(f"{shards[2]}.orders", 2004, "goes on")] == 1
+    assert rows[(f"{shards[0]}.orders", 5, "shard 0 row 5")] == 1
+    if when == "stream":
+        assert (f"{shards[1]}.orders", 5, "taken") not in rows
+    # The remedy.
+    assert stopped.value.table == f"{shards[1]}.orders"
+    server.session(shards[1], "DELETE FROM orders WHERE id = 5")
+    assert unique.resnapshot(f"{shards[1]}.orders") == "staged"
+    unique.catch_up()
+    unique.catch_up()
+    check(unique, server, shards)
