@@ -340,9 +340,8 @@ def adapt_alteration(context: RunContext, before: TableSchema, change: Alteratio
     table = table.replace(excluded=tuple(c.name for c in table.columns if c.name in left_out))
     table = _adapt_rules(context, before, table, change)
     table = context.schema_policy.decide_definition(before, table)
-    check_reused_names(
-        before, table, (*change.added, *renamed.values()), by_name=not _follows_in_place(context, before)
-    )
+    in_place = _follows_in_place(context, before)
+    check_reused_names(before, table, (*change.added, *renamed.values()), by_name=not in_place)
     if reason := column_name_problem(table):
         raise DdlNotFollowed(reason[0])
     return replace(change, definition=table, columns=change.columns.in_copy(before, table))

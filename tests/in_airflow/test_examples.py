@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from airflow_provider_cdc.sinks.files.layout import LocalFiles
 from airflow_provider_cdc.state import StateDatabase
 from tests import ROOT
 from tests.in_airflow.site import Site
-from tests.support.oracle import check_ledger, compare
+from tests.support.oracle import check_ledger, compare, open_copy
 from tests.support.transforms import HASH_KEY, hmac_sql, make_view, mask_sql, null_sql
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.timeout(3600)]
@@ -222,6 +222,34 @@ def test_masked_customers(site: Site) -> None:
     finally:
         site.server.execute("DROP VIEW shop.masked_customer")
     assert HASH_KEY not in client.log(dag, run, "masked.stream") + client.log(dag, run, "masked.snapshot", map_index=0)
+
+
+def test_shards_into_one(site: Site) -> None:
+    """A second database has the same table, with some of the same keys."""
+    dag, client = "cdc_shards_into_one", site.client
+    site.server.execute("CREATE DATABASE shop_2")
+    try:
+        site.server.execute("CREATE TABLE shop_2.customer LIKE shop.customer")
+        site.server.execute("INSERT INTO shop_2.customer SELECT * FROM shop.customer LIMIT 50")
+        runs = []
+        with site.written("customer"):
+            runs.append(client.trigger(dag))
+            client.wait_run(dag, runs[0])
+        site.server.execute("DELETE FROM shop_2.customer LIMIT 5")
+        runs.append(client.trigger(dag))
+        client.wait_run(dag, runs[1])
+        assert all(t["equal"] for run in runs for t in client.xcom(dag, run, "shards_into_one.verify"))
+        view = "SELECT *, '{0}.customer' AS `source` FROM {0}.customer"
+        site.server.execute(
+            f"CREATE VIEW shop.all_customers AS {view.format('shop')} UNION ALL {view.format('shop_2')}"
+        )
+        copy = open_copy(site.lake / "shards" / "all" / "customer")
+        assert copy is not None
+        held = Counter(tuple(row.values()) for row in copy.read(["_cdc_source", "c_customer_sk"]).to_pylist())
+        assert held == Counter(site.server.execute("SELECT source, c_customer_sk FROM shop.all_customers"))
+    finally:
+        site.server.execute("DROP VIEW IF EXISTS shop.all_customers")
+        site.server.execute("DROP DATABASE shop_2")
 
 
 def test_snapshot_and_stream_in_two_dags(site: Site, runs: dict[str, str]) -> None:
