@@ -11,8 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup, TaskRequest, chunk_entries, to_chunk_results
 from airflow_provider_cdc.model.errors import CdcError, TransientError
@@ -47,7 +48,7 @@ class GroupClaim(BackgroundLoop):
         row_before: ChunkGroupRow,
         published_attempt: int | None,
     ) -> None:
-        super().__init__("group-claim", _POLL_SECONDS)
+        super().__init__("group-claim", HEARTBEAT_SECONDS)
         self.attempt, self.row_before, self.published_attempt = attempt, row_before, published_attempt
         self.store = store
         self._group = group
@@ -64,9 +65,15 @@ class GroupClaim(BackgroundLoop):
         self._progress = ChunkProgress(f"group {group.plan.group_label(group.chunks)}", 0, len(group.chunks), 0)
         self._notes = group.signals(attempt)
         self._report_lock = threading.Lock()
-        self._taken_over, self._last_heartbeat = threading.Event(), time.monotonic()
+        self._taken_over = threading.Event()
+        self._progress_reports = _ProgressReports(self)
+
+    def __enter__(self) -> Self:
+        self._progress_reports.__enter__()
+        return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
+        self._progress_reports.__exit__()
         super().__exit__()
         if error[0] is not None:
             with tolerate_outage():
@@ -100,13 +107,13 @@ class GroupClaim(BackgroundLoop):
     def report_progress(self) -> None:
         """Record and report the files that were finished since the last call."""
         with self._report_lock:
-            fresh = [
-                finished
-                for finished in self._group.list_finished_slices(self.attempt - 1)
-                if finished[1] not in self._seen_manifests
-            ]
-            self._seen_manifests.update(name for _, name in fresh)
-            self._report((attempt, read_json(self._group.context.storage, name)) for attempt, name in fresh)
+            fresh = {
+                name: (attempt, read_json(self._group.context.storage, name))
+                for attempt, name in self._group.list_finished_slices(self.attempt - 1)
+                if name not in self._seen_manifests
+            }
+            self._seen_manifests.update(fresh)
+            self._report(fresh.values())
 
     def _report(self, files: Iterable[tuple[int, dict[str, Any]]]) -> None:
         fresh: list[dict[str, Any]] = []
@@ -139,12 +146,24 @@ class GroupClaim(BackgroundLoop):
         )
 
     def _step(self) -> None:
-        self.report_progress()
-        if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
-            self._last_heartbeat = time.monotonic()
-            with tolerate_outage():
-                if not self.store.record_group_heartbeat(*self._key, self.attempt):
-                    self._taken_over.set()
+        with tolerate_outage():
+            if not self.store.record_group_heartbeat(*self._key, self.attempt):
+                self._taken_over.set()
+
+
+class _ProgressReports(BackgroundLoop):
+    """Reports the progress of a claimed group.
+
+    This is not done by the thread of the heartbeat: a store that does not respond would make the reader look dead.
+    """
+
+    def __init__(self, group_claim: GroupClaim) -> None:
+        super().__init__("group-progress", _POLL_SECONDS)
+        self._group_claim = group_claim
+
+    def _step(self) -> None:
+        with suppress(CdcError, OSError):  # only for display: those who read the group report what is wrong
+            self._group_claim.report_progress()
 
 
 def claim_group(

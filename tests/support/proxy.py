@@ -24,6 +24,8 @@ class Proxy:
         self._wanted, self._instead, self._times = b"", b"", 0
         self._draw: random.Random | None = None
         self._most = 0
+        self._swallows, self._rate, self._delay = False, 0.0, 0.0
+        self._stalls: tuple[random.Random, float] | None = None
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Proxy:
@@ -55,6 +57,27 @@ class Proxy:
         self._silent.set()
         self._silent = threading.Event()
 
+    def swallow(self) -> None:
+        """Pass nothing on any more, also for new connections, and close nothing: until :meth:`heal`."""
+        self._swallows = True
+        self._silent.set()
+
+    def slow_down(self, bytes_per_second: float, delay: float) -> None:
+        """Pass everything on, each piece after a delay and so many bytes a second: until :meth:`heal`."""
+        self._rate, self._delay = bytes_per_second, delay
+
+    def stall(self, draw: random.Random, most: float) -> None:
+        """Let pieces wait now and then, as packets that are lost and sent again do: until :meth:`heal`.
+
+        :param most: seconds that one waits at most.
+        """
+        self._stalls = draw, most
+
+    def heal(self) -> None:
+        """Be a good way again. What was swallowed stays so."""
+        self._swallows, self._rate, self._delay, self._stalls = False, 0.0, 0.0, None
+        self._silent = threading.Event()
+
     def replace(self, wanted: bytes, instead: bytes, times: int) -> None:
         """Change what the server says: so often, where it stands in what comes at once."""
         self._wanted, self._instead, self._times = wanted, instead, times
@@ -73,6 +96,9 @@ class Proxy:
             while True:
                 client, _ = listener.accept()
                 self.accepted += 1
+                if self._swallows:
+                    self._open.append(client)
+                    continue
                 server = socket.create_connection(("127.0.0.1", self._to))
                 self._open += [client, server]
                 for source, target in ((client, server), (server, client)):
@@ -101,9 +127,19 @@ class Proxy:
                 left -= len(data)
                 if self._draw is not None and self._draw.random() < 0.02:
                     time.sleep(0.1)
+                self._hold_up(len(data))
+                if silent.is_set():
+                    break
                 target.sendall(data)
         if not silent.is_set():  # one has closed: so does the other
             self._end(source, target, "end")
+
+    def _hold_up(self, size: int) -> None:
+        seconds = self._delay + (size / self._rate if self._rate else 0.0)
+        if (stalls := self._stalls) is not None and stalls[0].random() < 0.05:
+            seconds += stalls[0].uniform(0, stalls[1])
+        if seconds:
+            time.sleep(seconds)
 
     @staticmethod
     def _end(source: socket.socket, target: socket.socket, how: str) -> None:

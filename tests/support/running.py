@@ -27,6 +27,7 @@ SLOW = (
     "tests/docker/",
     "tests/restart/",
     "tests/system/",
+    "tests/faults/",
     "tests/mysql/keys/",
     "tests/spark/",
     "tests/data_source/",
