@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from sqlalchemy import URL, Connection, CursorResult, Engine, Select, exc, func,
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.config.connections import scrub_secrets
-from airflow_provider_cdc.model.errors import NotReadyError, TransientError, mysql_error_text
+from airflow_provider_cdc.model.errors import NoRoomError, NotReadyError, TransientError, mysql_error_text
 from airflow_provider_cdc.state.engine import make_engine
 from airflow_provider_cdc.system.permissions import FILE_MODE, remove_others_access
 
@@ -26,6 +27,8 @@ NEWEST_REVISION = "0001"
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
 #: How long to wait for another migration in MySQL, which copies tables.
 _MIGRATION_SECONDS = 3600
+#: A disk with less room is full: SQLite extends its files by several pages.
+_MIN_FREE_BYTES = 1 << 16
 _ADVISORY_LOCK = 0x63646331  # any number of our own
 #: libpq messages for a server that fails the required checks: a retry does not help.
 _IDENTITY_ERRORS = re.compile(
@@ -58,7 +61,7 @@ class Database:
         :param migrate: create the tables and bring them up to date. Otherwise nothing is created, not even a file.
         :param create: whether ``migrate`` may create tables; ``False`` to only bring existing ones up to date.
         :raises NotReadyError: if the database is not usable, or is not set up and ``migrate`` is off.
-        :raises TransientError: if the database cannot be reached.
+        :raises TransientError: if the database cannot be reached; a :class:`NoRoomError` if its disk is full.
         """
         url = make_url(url)
         if url.get_backend_name() == "sqlite":
@@ -69,6 +72,8 @@ class Database:
             database._check_or_migrate(migrate, create)
         except exc.DBAPIError as error:
             database.close()
+            if no_room_error := _no_room_error(engine, error):
+                raise no_room_error from None
             if engine.dialect.name == "sqlite" and "locked" not in str(error.orig):
                 message = f"state database file {url.database} is not usable: {error.orig}"
                 raise NotReadyError(message, "Use a writable file. If you remove the file, it is re-created") from None
@@ -136,7 +141,8 @@ class Database:
             with Session(engine, expire_on_commit=False) as session, session.begin():
                 yield session
         except _OUTAGES as error:
-            raise self._unreachable_error(error) from None  # the error's own text would show statements
+            # The error's own text would show statements.
+            raise _no_room_error(self._engine, error) or self._unreachable_error(error) from None
 
     def _read_session(self) -> AbstractContextManager[Session]:
         return self._session(self._engine)
@@ -180,6 +186,26 @@ def _schema_revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return cast("str | None", connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar())
+
+
+def _no_room_error(engine: Engine, error: Exception) -> NoRoomError | None:
+    """Return an error for a SQLite file on a full disk; ``None`` if something else is wrong."""
+    name = str(getattr(getattr(error, "orig", None), "sqlite_errorname", ""))
+    file = Path(engine.url.database or "")
+    # SQLite reports that it cannot extend its shared memory as an I/O error.
+    if name != "SQLITE_FULL" and not (name.startswith("SQLITE_IOERR") and _is_full(file.parent)):
+        return None
+    return NoRoomError(
+        f"state database file {file} could not be written: the disk is full",
+        f"Make room on the disk of {file.parent}, then run again: no data is lost",
+    )
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+    except OSError:
+        return False
 
 
 def _prepare_file(path: Path, migrate: bool) -> None:
