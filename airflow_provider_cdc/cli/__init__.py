@@ -19,7 +19,7 @@ import click
 
 from airflow_provider_cdc.cli import base, control, inspect, run, warm_up  # noqa: F401  # they register commands
 from airflow_provider_cdc.cli.base import cli
-from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, OutOfMemoryError
 
 
 def main() -> None:
@@ -27,7 +27,10 @@ def main() -> None:
     from airflow_provider_cdc.config.connections import scrub_secrets
 
     try:
-        code = cli.main(standalone_mode=False)
+        try:
+            code = cli.main(standalone_mode=False)
+        except MemoryError:
+            raise OutOfMemoryError from None
         sys.exit(code if isinstance(code, int) else 0)
     except CdcError as error:
         click.echo(scrub_secrets(f"error: {error}".replace("\n", " "), base.known_secrets), err=True)

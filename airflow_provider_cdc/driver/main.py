@@ -31,7 +31,7 @@ from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, remove_airflow_variables, scrub_secrets
 from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.config.spark_conf import is_local_master, reachable_url
-from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError
+from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError, OutOfMemoryError
 from airflow_provider_cdc.observe.log_lines import FINAL_ERROR_PREFIX, LOGGER_NAME, log_to_standard_error
 from airflow_provider_cdc.observe.reporters import LogReporter
 from airflow_provider_cdc.runtime.run_context import RunContext
@@ -165,8 +165,11 @@ def main() -> int:
         context = RunContext.for_pipeline(
             Pipeline.from_dict(request.pipeline), LogReporter(), _connection_resolver(connections)
         )
-        with translate_disk_full():
-            outcome = _run_request(context, request)
+        try:
+            with translate_disk_full():
+                outcome = _run_request(context, request)
+        except MemoryError:
+            raise OutOfMemoryError from None
         _write_result(request, {"outcome": outcome})
         return 0
     except CdcError as error:

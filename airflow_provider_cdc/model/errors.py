@@ -25,6 +25,12 @@ REPORT_REMEDY = (
     "report it in the project's issue tracker, with this message, the server's version and the package's version"
 )
 
+#: What helps a process that runs out of memory.
+LESS_MEMORY_REMEDY = (
+    "Give Spark's hosts more memory (on a cluster, spark.executor.memoryOverhead), or lower snapshot.parallelism and "
+    "snapshot.chunk_rows, or stream.parallelism, stream.max_batch_bytes and sink.index_bytes"
+)
+
 
 class CdcError(Exception):
     """Base of all errors of this project.
@@ -144,6 +150,15 @@ class NoRoomError(TransientError, OSError):
 
     It is an ``OSError`` for callers that handle those, and a transient error for all others.
     """
+
+
+class OutOfMemoryError(TransientError):
+    """A process could not allocate memory. A retry may succeed if the host has more memory then."""
+
+    def __init__(
+        self, message: str = "a process ran out of memory", remedy: str = "", **facts: str | int | None
+    ) -> None:
+        super().__init__(message, remedy or f"{LESS_MEMORY_REMEDY}, then run again: no data is lost", **facts)
 
 
 class TableChangedError(TransientError):

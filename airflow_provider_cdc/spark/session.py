@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING
 from airflow_provider_cdc.config.connections import remove_airflow_variables
 from airflow_provider_cdc.config.spark_conf import SECRET_REMEDY, is_local_master, is_loopback_master
 from airflow_provider_cdc.model.errors import (
+    LESS_MEMORY_REMEDY,
     CdcError,
     NoRoomError,
     NotReadyError,
+    OutOfMemoryError,
     SlowWorkerError,
     TerminalError,
     TransientError,
@@ -242,6 +245,12 @@ def ui_address(spark: SparkSession) -> str | None:
     return address
 
 
+#: How Python, Arrow, NumPy, compressors, the C++ library, the system and Java report that memory ran out.
+_NO_MEMORY = re.compile(
+    "MemoryError|[Nn]ot enough memory|Cannot allocate memory|can't start new thread|std::bad_alloc|out of memory"
+)
+
+
 @contextmanager
 def translate_spark_errors() -> Iterator[None]:
     """Convert exceptions that Spark reports back into this project's errors."""
@@ -267,6 +276,14 @@ def to_cdc_error(error: BaseException) -> CdcError:
         return SlowWorkerError(
             "a Python worker of Spark did not start within Spark's limit of 10 s",
             "The host of the driver is overloaded: run again when it is less busy, or start fewer drivers at a time",
+        )
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+        return OutOfMemoryError(f"Spark ran out of memory: {_main_error_line(text) or type(error).__name__}")
+    if "Python worker exited unexpectedly" in text:
+        return UnexpectedError(
+            "a Python worker of Spark was killed, or crashed",
+            f"If the kernel's log or the cluster manager shows that memory ran out: {LESS_MEMORY_REMEDY}. Otherwise, "
+            "see the log of the Spark driver",
         )
     if "No space left on device" in text:
         return NoRoomError(

@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.config.spark_conf import MANAGED_SETTINGS, is_local_master, is_loopback_master
-from airflow_provider_cdc.model.errors import FencedError, NotReadyError, SlowWorkerError, UnexpectedError, embed_error
+from airflow_provider_cdc.model.errors import (
+    FencedError,
+    NotReadyError,
+    OutOfMemoryError,
+    SlowWorkerError,
+    UnexpectedError,
+    embed_error,
+)
 from airflow_provider_cdc.spark.session import (
     DEFAULT_SETTINGS,
     ENCRYPTION_SETTINGS,
@@ -71,6 +78,13 @@ def test_a_failure_that_nobody_knows_is_worth_another_try() -> None:
     assert type(unknown) is UnexpectedError and "heartbeat timed out" in unknown.message
     slow = to_cdc_error(RuntimeError("Python worker failed to connect back."))
     assert type(slow) is SlowWorkerError and "10 s" in slow.message
+    for text in (
+        "pyarrow.lib.ArrowMemoryError: malloc of size 2048000 failed",
+        "java.lang.OutOfMemoryError: Java heap",
+    ):
+        full = to_cdc_error(RuntimeError(f"Job aborted: {text}"))
+        assert type(full) is OutOfMemoryError and text in full.message and "more memory" in full.remedy
+    assert type(to_cdc_error(MemoryError())) is OutOfMemoryError
     own = to_cdc_error(RuntimeError(f"Job aborted: {embed_error(FencedError('epoch 2 has begun'))}"))
     assert type(own) is FencedError and own.message == "epoch 2 has begun"
 
