@@ -26,7 +26,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start bench-hash jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start bench-hash bench-scale soak jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,12 @@ bench-start: setup ## Time the start of a chunk group's driver until its first r
 
 bench-hash: setup ## Time hashing the values of a column beside the standard library (CDC_BENCH_VALUES=n, CDC_BENCH_ROUNDS=n)
 	@$(BIN)/python -m bench.hash
+
+bench-scale: setup ## Count what 5,000 tables and 100,000 chunks cost the planner, driver, bookkeeping and page (CDC_BENCH_TABLES=n,n)
+	@$(BIN)/python -m bench.scale
+
+soak: setup ## Writers, DDL, rotations, failovers and kills for MINUTES=60, into Delta and Iceberg: equal in the end, and nothing grows
+	@$(BIN)/python -m bench.soak
 
 jvm: setup
 	@$(BIN)/python -m tests.support.jvm

@@ -52,6 +52,10 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def lead_to(self, port: int) -> None:
+        """Pass bytes of new connections on to another server."""
+        self._to = port
+
     def silence(self) -> None:
         """Pass nothing on any more for the connections that are open, and close nothing; new ones work."""
         self._silent.set()
