@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
@@ -39,29 +40,35 @@ IN_GROUP = 494
 
 
 def write_slices(job: SnapshotJob) -> list[dict[str, Any]]:
-    """What the tasks of a job leave: a manifest for each slice."""
+    """What the tasks of a job leave: for each slice a file with a row of each chunk, and a manifest."""
     layout = job.layout
     plan = Plan.from_json(read_json(job.storage, layout.group_plan(job.generation, job.group)))
     wanted, found = cut_into_slices(plan.chunks), []
     at = plan.p0.at.to_json()
+    seq, now = job.timeline.seq(plan.p0.at), pa.scalar(0, pa.timestamp("us", "UTC"))
     for no in job.slice_numbers:
-        table = plan.tables[wanted[no][0].table]
+        chunks, table = wanted[no], plan.tables[wanted[no][0].table]
         name = layout.slice_manifest(table, job.generation, job.group, job.attempt, no)
-        path = name.removeprefix(f"{layout.table_folder(table)}/").replace(".json", ".parquet")
+        columns: dict[str, Any] = {"id": pa.array([c.lower[0] for c in chunks], pa.int32())}
+        columns |= {column.name: pa.nulls(len(chunks), pa.int32()) for column in table.columns[1:]}
+        columns["_cdc_seq"] = pa.array([seq] * len(chunks), pa.int64())
+        columns |= {"_cdc_op": pa.array(["r"] * len(chunks)), "_cdc_ts": pa.array([now] * len(chunks), now.type)}
+        place = f"{job.generation}/{job.group}/{job.attempt}/slice-{no:05d}"
+        file = job.sink.table(table).stage(place, [pa.table(columns)])
         chunk = {"lw": at, "hw": at, "rows": 1, "corrected": 0, "seconds": 0.001}
         manifest = {
             "slice": no,
-            "table": wanted[no][0].table,
+            "table": chunks[0].table,
             "fingerprint": table.fingerprint(),
             "lineage": job.timeline.to_json(),
             "since": job.resume_point.to_json(),
             "reading": job.resnapshot_number,
             "binlogs": {},
-            "file": {"path": path, "size": 1000, "rows": len(wanted[no]), "low": no, "high": no},
-            "chunks": [{"no": c.number, **chunk} for c in wanted[no]],
+            "file": file.to_json(),
+            "chunks": [{"no": c.number, **chunk} for c in chunks],
         }
         write_json_once(job.storage, name, manifest)
-        found.append(manifest)
+        found.append({**manifest, "asked": {}})
     return found
 
 
