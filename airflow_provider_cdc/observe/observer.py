@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,12 +18,13 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.definition_history import DefinitionHistory
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.model.offset import Offset, Timeline
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.observe.lag import Lag, measure_lag
 from airflow_provider_cdc.observe.stream_summary import StreamCounts, summary_line
-from airflow_provider_cdc.observe.table_state import PipelineState, describe_definitions, describe_table
+from airflow_provider_cdc.observe.table_state import PipelineState, describe_table, describe_versions
 from airflow_provider_cdc.resnapshot.staged_files import tables_pending_publication
 from airflow_provider_cdc.resnapshot.suspension import tables_known_missing
 from airflow_provider_cdc.runtime.background import BackgroundLoop
@@ -94,7 +95,7 @@ class Observer(BackgroundLoop):
         self._lock, self._write_lock = threading.Lock(), threading.Lock()
         self._unwritten = _Unwritten()
         self._written: dict[int, TableStatus] = {}
-        self._definition_cache: tuple[Plan, list[list[dict[str, Any]]]] | None = None
+        self._definition_cache: tuple[Plan, Sequence[DefinitionHistory], dict[int, list[dict[str, Any]]]] | None = None
         self._chunk_progress: Mapping[tuple[str, str], TableProgress] | None = None
         self._missing: Collection[int] = ()
         self._wake_event, self._sample_due = threading.Event(), 0.0
@@ -224,7 +225,7 @@ class Observer(BackgroundLoop):
     def _describe_table(self, view: DriverView, index: int) -> TableStatus:
         progress = self._table_progress(view.plan).get(view.plan.tables[index].id)
         state = replace(view.state, missing=self._missing)
-        return describe_table(self._context, state, index, progress, self._definitions(view)[index])
+        return describe_table(self._context, state, index, progress, self._definitions(view, index))
 
     def _table_progress(self, plan: Plan) -> Mapping[tuple[str, str], TableProgress]:
         if self._chunk_progress is None:
@@ -232,10 +233,14 @@ class Observer(BackgroundLoop):
             self._chunk_progress = {(row.database, row.table): row for row in rows}
         return self._chunk_progress
 
-    def _definitions(self, view: DriverView) -> list[list[dict[str, Any]]]:
+    def _definitions(self, view: DriverView, index: int) -> list[dict[str, Any]]:
+        """Return the definitions of a table. The driver of a chunk group describes only the tables of the group."""
         if self._definition_cache is None or self._definition_cache[0] is not view.plan:
-            self._definition_cache = view.plan, describe_definitions(view.plan, view.timeline)
-        return self._definition_cache[1]
+            self._definition_cache = view.plan, view.plan.definitions_for(view.timeline), {}
+        _, histories, described = self._definition_cache
+        if index not in described:
+            described[index] = describe_versions(histories[index])
+        return described[index]
 
     @contextmanager
     def _log_failures(self, what: str) -> Iterator[None]:

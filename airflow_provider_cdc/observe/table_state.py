@@ -85,10 +85,11 @@ def describe_definitions(plan: Plan, timeline: Timeline) -> list[list[dict[str, 
 
     :param timeline: timeline of the resume point.
     """
-    return [_describe_versions(history) for history in plan.definitions_for(timeline)]
+    return [describe_versions(history) for history in plan.definitions_for(timeline)]
 
 
-def _describe_versions(history: DefinitionHistory) -> list[dict[str, Any]]:
+def describe_versions(history: DefinitionHistory) -> list[dict[str, Any]]:
+    """Return the definitions of a table, the oldest first, as JSON values."""
     descriptions, before = [], None
     for since, schema in history.versions:
         descriptions.append(

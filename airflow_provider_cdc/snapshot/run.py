@@ -375,9 +375,9 @@ def _prepare_tables(context: RunContext, plan: Plan, group_tables: Mapping[int, 
     Rows of an older snapshot are removed from them.
     """
     is_resnapshot, adopt = plan.generation > 1, context.pipeline.sink.adopt
-    open_tables = open_sink_tables(context, plan)
+    sink = context.sink
     tables_without_group = {
-        i: open_tables[i] for i in plan.active_tables if not plan.groups_of(i) and plan.rejoin_of(i) is None
+        i: sink.table(plan.tables[i]) for i in plan.active_tables if not plan.groups_of(i) and plan.rejoin_of(i) is None
     }
     empty = {i: t for i, t in tables_without_group.items() if is_resnapshot or adopt or not t.exists()}
     tables = {**group_tables, **empty}
