@@ -45,7 +45,7 @@ _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
 # Connection types of a Spark master: the type in Airflow's form, or the scheme of an address.
 _SPARK_TYPES = ("spark", "yarn", "k8s", "local")
 # Without effect in client mode.
-_SPARK_IGNORED = ("rest-scheme", "rest-port")
+_SPARK_IGNORED = ("rest-scheme", "rest-port", "yarn_resourcemanager_webapp_address")
 _SPARK_EXTRA = ("queue", "namespace", "deploy-mode", "spark-binary", *_SPARK_IGNORED)
 # Connections, variables, settings (including database address and keys), the context of the task, start-up messages.
 _AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW_(?!(?:HOME|CDC_STATE_DIR)$)")

@@ -109,7 +109,8 @@ class StreamQuery:
                 self._spark.readStream.format(FORMAT)
                 .load()
                 .writeStream.foreachBatch(partial(self._on_batch, token))
-                .option("checkpointLocation", str(checkpoint / "spark"))
+                # With a scheme: on YARN, Spark would look for a bare path in HDFS.
+                .option("checkpointLocation", f"file://{checkpoint / 'spark'}")
                 .trigger(processingTime="0 seconds")
                 .start()
             )

@@ -331,6 +331,7 @@ SPARK = [
         {},
     ),
     (ResolvedConnection("c", "spark", "local", extra={"keytab": "", "rest-port": 6066}), "local", {}),
+    (ResolvedConnection("c", "yarn", extra={"yarn_resourcemanager_webapp_address": "rm:8088"}), "yarn", {}),
 ]
 
 

@@ -57,7 +57,8 @@ def test_what_is_known_closely_is_bounded() -> None:
 
 
 def test_installed_versions_are_those_of_the_lock() -> None:
-    for name in ("pyspark", "pyspark-client", "apache-airflow", "deltalake", "mysql-replication"):
+    provider = "apache-airflow-providers-apache-spark"
+    for name in ("pyspark", provider, "apache-airflow", "deltalake", "mysql-replication"):
         assert f"\n{name}=={metadata.version(name)} " in f"\n{LOCK}"
 
 
@@ -151,13 +152,28 @@ def test_a_bare_environment(tmp_path: Path) -> None:
     )
 
 
-def test_the_spark_provider_comes_with_a_client_that_fits() -> None:
-    """The provider itself asks for any client from 4.0.0 on, whatever the version of pyspark."""
-    pins = {(wanted := Requirement(text)).name: wanted.specifier for text in EXTRAS["spark-provider"]}
-    assert str(pins["pyspark"]).startswith("==") and pins["pyspark"] == pins["pyspark-client"]
-    assert not {"pyspark-client", "apache-airflow-providers-apache-spark"} & {
-        Requirement(text).name for text in PROJECT["dependencies"]
-    }
+def test_no_spark_client_is_installed_over_spark() -> None:
+    """From version 6 on, the provider asks for any client from 4.0.0 on, whatever the version of pyspark."""
+    wanted = {(found := Requirement(text)).name: found.specifier for text in PROJECT["dependencies"]}
+    assert not [*wanted["apache-airflow-providers-apache-spark"].filter(("6.0.0", "6.3.4"))]
+    assert "pyspark-client" not in wanted and not re.search("^pyspark-client==", LOCK, re.M)
+
+
+@pytest.mark.long  # asks the package index
+@pytest.mark.parametrize("provider", [5, 6])
+def test_environments_with_either_spark_provider(provider: int, tmp_path: Path) -> None:
+    """As docs/versions.md says: the newer provider with a pyspark that has a client of its own version."""
+    text = (ROOT / "docs" / "versions.md").read_text()
+    lines = re.findall(r"^ *((?:apache-airflow-providers-apache-spark|pyspark|pyspark-client)[=<>].*)$", text, re.M)
+    (tmp_path / "overrides.txt").write_text("\n".join(lines if provider == 6 else []))
+    uv = Path(sys.executable).with_name("uv")
+    command: list[str | Path] = [uv, "pip", "compile", "-q", "--no-header", "--no-annotate", ROOT / "pyproject.toml"]
+    command += ["--override", tmp_path / "overrides.txt", "--python-version", "3.11"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    pins = dict(re.findall(r"^([a-z-]+)==(\S+)", run.stdout, re.M))
+    assert pins["apache-airflow-providers-apache-spark"].startswith(f"{provider}.")
+    assert pins.get("pyspark-client") == (pins["pyspark"] if provider == 6 else None)
 
 
 def test_module_and_script_are_the_same_command() -> None:

@@ -47,7 +47,9 @@ def spark(slow: Path) -> Iterator[SparkSession]:
     python.write_text(SLOW.format(slow=slow, python=sys.executable))
     python.chmod(0o755)
     with own_java({"PYTHONPATH": str(ROOT)}):
-        yield start_session("query", "local[2]", {"spark.pyspark.python": str(python)})
+        # As on YARN, a path without a scheme lies in HDFS: none of the stream's may.
+        conf = {"spark.pyspark.python": str(python), "spark.hadoop.fs.defaultFS": "hdfs://127.0.0.1:1"}
+        yield start_session("query", "local[2]", conf)
 
 
 @pytest.fixture
