@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from airflow_provider_cdc.airflow.operators.base import make_driver_request
-from airflow_provider_cdc.driver.launch import start_attached
+from airflow_provider_cdc.driver.launchers.local import start_attached
 from airflow_provider_cdc.runtime.run_context import RunContext
 from bench.meter import Meter
 from bench.snapshot import machine

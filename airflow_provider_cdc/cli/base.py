@@ -112,10 +112,14 @@ def open_for_run(
     :param need_snapshot: whether a plan must exist.
     :param allow_stream: whether a stream may be running.
     """
+    from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED
+    from airflow_provider_cdc.model.errors import NotReadyError
     from airflow_provider_cdc.preflight.run import require_preflight
     from airflow_provider_cdc.spark.session import start_session
 
     with open_context(path) as context:
+        if context.cluster is not None:
+            raise NotReadyError(*CLUSTER_MODE_REFUSED)
         for result in require_preflight(context):
             context.warn(str(result))
         if need_snapshot:

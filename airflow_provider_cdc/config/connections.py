@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-from airflow_provider_cdc.config.spark_conf import check_master
+from airflow_provider_cdc.config.spark_conf import RESOURCE_MANAGER, YarnCluster, check_master, parse_deploy_mode
 from airflow_provider_cdc.config.store_access import secrets_in_extra
 from airflow_provider_cdc.config.tls import (
     FLAG_SETTINGS,
@@ -44,9 +44,9 @@ _MIN_LIBPQ = 160000
 _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
 # Connection types of a Spark master: the type in Airflow's form, or the scheme of an address.
 _SPARK_TYPES = ("spark", "yarn", "k8s", "local")
-# Without effect in client mode.
-_SPARK_IGNORED = ("rest-scheme", "rest-port", "yarn_resourcemanager_webapp_address")
-_SPARK_EXTRA = ("queue", "namespace", "deploy-mode", "spark-binary", *_SPARK_IGNORED)
+# Without effect: they are for the cluster mode of standalone clusters, which Python drivers do not have.
+_SPARK_IGNORED = ("rest-scheme", "rest-port")
+_SPARK_EXTRA = ("queue", "namespace", "deploy-mode", RESOURCE_MANAGER, "spark-binary", *_SPARK_IGNORED)
 # Connections, variables, settings (including database address and keys), the context of the task, start-up messages.
 _AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW_(?!(?:HOME|CDC_STATE_DIR)$)")
 
@@ -311,8 +311,8 @@ def _postgres_extra(conn: ResolvedConnection, driver: str) -> dict[str, str]:
 def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]]:
     """Return master and settings of a Spark connection, read as the hook of Airflow's Spark provider does.
 
-    Supported extras are ``queue`` (YARN) and ``namespace`` (Kubernetes). Extras that only affect cluster mode, and
-    default names of programs, are ignored; any other extra is rejected.
+    Supported extras are ``queue`` (YARN), ``namespace`` (Kubernetes), and those of :func:`spark_cluster`. Extras for
+    standalone clusters, and default names of programs, are ignored; any other extra is rejected.
 
     :param conn: connection of type spark, or of a type that is the scheme of the master: yarn, k8s or local.
     :returns: the master, and settings (name -> text).
@@ -330,12 +330,6 @@ def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]
         raise NotReadyError(f"{what} has a login or password, but no Spark master asks for one", "Remove them")
     extra = {key: value for key, value in conn.extra.items() if value not in (None, "")}
     _refuse_unknown(dataclasses.replace(conn, extra=extra), _SPARK_EXTRA)
-    if extra.get("deploy-mode", "client") != "client":
-        raise NotReadyError(
-            f"{what}: extra 'deploy-mode' is not client",
-            "Use client: the driver receives its passwords on standard input, which a driver in the cluster does not "
-            "have",
-        )
     if extra.get("spark-binary", "spark-submit") != "spark-submit":
         raise NotReadyError(f"{what}: extra 'spark-binary' is not supported", "Leave it out: pyspark starts its own")
     if conn.conn_type == "spark" and conn.host and ("://" in conn.host or not conn.port):
@@ -348,6 +342,16 @@ def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]
         master = conn.conn_type
     conf = {"spark.yarn.queue": extra.get("queue"), "spark.kubernetes.namespace": extra.get("namespace")}
     return check_master(f"the master of {what}", master), {k: str(v) for k, v in conf.items() if v}
+
+
+def spark_cluster(conn: ResolvedConnection) -> YarnCluster | None:
+    """Return the cluster that runs the drivers, according to the extra ``deploy-mode``; ``None`` in client mode.
+
+    :raises NotReadyError: if the connection is not valid.
+    """
+    master, _ = spark_master_and_conf(conn)
+    extra = {key: value for key, value in conn.extra.items() if value not in (None, "")}
+    return parse_deploy_mode(f"connection {conn.conn_id}", master, extra)
 
 
 def environment_without_airflow() -> dict[str, str]:

@@ -6,6 +6,8 @@ import ipaddress
 import re
 import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from airflow_provider_cdc.model.errors import NotReadyError
@@ -33,7 +35,7 @@ SECRET_REMEDY = (
 MANAGED_SETTINGS: Mapping[str, str] = {
     "spark.app.name": "It follows from the name of the pipeline",
     "spark.master": "Use the key spark.master of the pipeline, or spark.conn_id",
-    "spark.submit.deployMode": "The driver always runs in client mode",
+    "spark.submit.deployMode": "Use the extra deploy-mode of the connection that spark.conn_id names",
     "spark.remote": "Spark Connect is not supported",
     "spark.api.mode": "Spark Connect is not supported",
     "spark.driver.extraJavaOptions": "Use spark.driver.defaultJavaOptions",
@@ -43,6 +45,62 @@ MANAGED_SETTINGS: Mapping[str, str] = {
     "spark.speculation": "It is always off: a chunk that is read twice at the same time would be wasted work",
     "spark.sql.streaming.numRecentProgressUpdates": "Leave it out",
 }
+
+
+#: Extra of a connection with the address of YARN's ResourceManager.
+RESOURCE_MANAGER = "yarn_resourcemanager_webapp_address"
+#: What Spark itself says of a Python driver in a cluster of these kinds, in the order of :data:`MASTER_FORMS`.
+_NO_CLUSTER_MODE = {
+    "local": "Spark has no cluster mode with a local master",
+    "spark": "cluster deploy mode is currently not supported for python applications on standalone clusters",
+    "k8s": "cluster mode on Kubernetes is not supported yet",
+}
+
+
+@dataclass(frozen=True)
+class YarnCluster:
+    """A YARN cluster that runs the drivers.
+
+    :param resource_manager: address of the web application of its ResourceManager, without a slash at the end.
+    """
+
+    resource_manager: str
+
+
+def parse_deploy_mode(what: str, master: str, extra: Mapping[str, Any]) -> YarnCluster | None:
+    """Return the cluster that runs the drivers; ``None`` if they run on the host of the task (client mode).
+
+    :param what: name of the connection in messages.
+    :param extra: its extras.
+    :raises NotReadyError: if the mode is unknown, Spark does not support it, or an address is missing.
+    """
+    mode = extra.get("deploy-mode", "client")
+    if mode not in ("client", "cluster"):
+        raise invalid_value(f"{what}: extra 'deploy-mode'", mode, "client or cluster")
+    if mode == "client":
+        return None
+    if master != "yarn":
+        reason = _NO_CLUSTER_MODE[re.split(r"\W", master)[0]]
+        raise NotReadyError(f"{what}: deploy-mode is cluster, and its master is {master}: {reason}", _USE_CLIENT)
+    address = extra.get(RESOURCE_MANAGER)
+    if not address:
+        raise NotReadyError(
+            f"{what}: deploy-mode is cluster, and the extra {RESOURCE_MANAGER} is missing",
+            "Add the address of the ResourceManager's web application, such as http://rm.example:8088",
+        )
+    url = str(address).rstrip("/") if "://" in str(address) else f"http://{str(address).rstrip('/')}"
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+        raise NotReadyError(f"{what}: extra {RESOURCE_MANAGER} is not an address", "Write http://rm.example:8088")
+    return YarnCluster(url)
+
+
+#: Why commands refuse a connection with cluster mode, and what to do.
+CLUSTER_MODE_REFUSED = (
+    "the Spark connection has deploy-mode cluster, and commands run Spark themselves",
+    "Run the DAG in Airflow, or use a pipeline whose connection has deploy-mode client",
+)
+_USE_CLIENT = "Set deploy-mode to client: the driver then runs on the host of the task"
 
 
 def is_local_master(master: str) -> bool:

@@ -12,6 +12,7 @@ independently, and a task supervises it through that database.
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, remove_airflow_variables, scrub_secrets
 from airflow_provider_cdc.config.selection import TableSelection
-from airflow_provider_cdc.config.spark_conf import is_local_master, reachable_url
+from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED, is_local_master, reachable_url
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError, OutOfMemoryError
 from airflow_provider_cdc.observe.log_lines import FINAL_ERROR_PREFIX, LOGGER_NAME, log_to_standard_error
 from airflow_provider_cdc.observe.reporters import LogReporter
@@ -100,6 +101,24 @@ class DriverRequest:
     log_level: str = "INFO"
     lease: float | None = None
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        return not (self.maintain or self.reread or self.verify) and self.groups is None
+
+    @property
+    def description(self) -> str:
+        """What is asked for, with a digest of the settings. Requests of tries of one task have the same description.
+
+        It does not name chunk groups: a later try asks only for those that are not published yet.
+        """
+        kinds = {"chunk groups": self.groups, "maintenance": self.maintain, "re-snapshot": self.reread}
+        kind = next((name for name, asked in kinds.items() if asked), "verification" if self.verify else "stream")
+        omitted = ("connections", "result", "groups", "holder", "log", "log_bytes", "log_level")
+        values = {name: value for name, value in asdict(self).items() if name not in omitted}
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        return f"{kind} {digest}"
+
     def to_line(self) -> str:
         """Return the request as one line of JSON."""
         return json.dumps(asdict(self)) + "\n"
@@ -151,27 +170,35 @@ def main() -> int:
     """
     faulthandler.enable()  # crashes in machine code leave a traceback in the log
     request = DriverRequest.from_line(sys.stdin.readline())
-    log_to_standard_error(logging.getLevelNamesMapping().get(request.log_level, logging.INFO))
-    remove_airflow_variables()
-    connections = {conn_id: ResolvedConnection.from_json(value) for conn_id, value in request.connections.items()}
-    log = logging.getLogger(LOGGER_NAME)
-    secrets = [secret for connection in connections.values() for secret in connection.secrets]
     threading.Thread(target=_end_with_task, name="task-lifeline", daemon=True).start()
     if request.log is not None:
         rotation = Path(request.log), request.log_bytes
         rotate_log(*rotation)
         threading.Thread(target=_rotate_log, args=rotation, name="log-rotation", daemon=True).start()
+    code, result = carry_out(request)
+    _write_result(request, result)
+    return code
+
+
+def carry_out(request: DriverRequest) -> tuple[int, dict[str, Any]]:
+    """Carry out a request.
+
+    :returns: exit code, as of the command line, and result: ``{"outcome": ...}`` or ``{"error": ...}`` without secrets.
+    """
+    log_to_standard_error(logging.getLevelNamesMapping().get(request.log_level, logging.INFO))
+    remove_airflow_variables()
+    connections = {conn_id: ResolvedConnection.from_json(value) for conn_id, value in request.connections.items()}
+    log = logging.getLogger(LOGGER_NAME)
+    secrets = [secret for connection in connections.values() for secret in connection.secrets]
     try:
         context = RunContext.for_pipeline(
             Pipeline.from_dict(request.pipeline), LogReporter(), _connection_resolver(connections)
         )
         try:
             with translate_disk_full():
-                outcome = _run_request(context, request)
+                return 0, {"outcome": _run_request(context, request)}
         except MemoryError:
             raise OutOfMemoryError from None
-        _write_result(request, {"outcome": outcome})
-        return 0
     except CdcError as error:
         failure = error.to_json()
         code = error.exit_code
@@ -186,8 +213,7 @@ def main() -> int:
     failure = {key: scrub_secrets(fact, secrets) if isinstance(fact, str) else fact for key, fact in failure.items()}
     text = f"{failure['message']}. {failure['remedy']}".replace("\n", " ")
     log.error("%s%s", FINAL_ERROR_PREFIX, text)
-    _write_result(request, {"error": failure})
-    return code
+    return code, {"error": failure}
 
 
 def _run_request(context: RunContext, request: DriverRequest) -> dict[str, Any]:
@@ -359,7 +385,7 @@ def _run_verify(context: RunContext, *, show_values: bool, repair: bool = False,
 def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     from airflow_provider_cdc.preflight.run import require_preflight
 
-    for finding in require_preflight(context):
+    for finding in require_preflight(context, spark=context.cluster is None):  # else the cluster has started Spark
         context.warn(str(finding))
     context.require_plan()
     with closing(context.open_state_database()) as store:
@@ -383,8 +409,16 @@ def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
 
 def _start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[SparkSession, str | None]:
     from airflow_provider_cdc.spark.early_start import start_local_workers
-    from airflow_provider_cdc.spark.session import start_session, ui_address
+    from airflow_provider_cdc.spark.session import open_cluster_session, runs_in_cluster, start_session, ui_address
 
+    if context.cluster is not None:
+        if not runs_in_cluster():
+            raise NotReadyError(*CLUSTER_MODE_REFUSED)
+        spark = open_cluster_session(require_encryption=True)
+        # Spark's own page is behind the ResourceManager.
+        page = f"{context.cluster.resource_manager}/proxy/{spark.sparkContext.applicationId}/"
+        context.reporter.line(UI_LINE_PREFIX + page)
+        return spark, page
     spark = start_session(
         context.pipeline.name,
         *context.spark_config,

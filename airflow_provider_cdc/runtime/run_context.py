@@ -16,9 +16,11 @@ from airflow_provider_cdc.config.connections import (
     database_url,
     mysql_connect_args,
     resolve_connection,
+    spark_cluster,
     spark_master_and_conf,
 )
 from airflow_provider_cdc.config.hash_key import hash_key_from_connection, hash_key_id
+from airflow_provider_cdc.config.spark_conf import YarnCluster
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
 from airflow_provider_cdc.model import server_id_slots as slots
@@ -86,6 +88,7 @@ class RunContext:
     :param access: object-store settings from the sink's connection, if it has one.
     :param interrupt: set when a comparison must end before it is complete.
     :param hash_key: secret key of hashed columns; ``None`` if the pipeline hashes none.
+    :param cluster: the cluster that runs the drivers; ``None`` if they run on the host of the task.
     """
 
     pipeline: Pipeline
@@ -97,6 +100,7 @@ class RunContext:
     access: StoreAccess | None = field(default=None, repr=False)
     interrupt: threading.Event = field(default_factory=threading.Event, repr=False)
     hash_key: bytes | None = field(default=None, repr=False)
+    cluster: YarnCluster | None = None
 
     @classmethod
     def for_pipeline(
@@ -113,15 +117,27 @@ class RunContext:
         args = mysql_connect_args(find_connection(pipeline.source.conn_id))
         url = database_url(find_connection(pipeline.state.conn_id)) if pipeline.state.conn_id else None
         spark = pipeline.spark
-        master, conf = (
-            spark_master_and_conf(find_connection(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
-        )
+        master, cluster = spark.master or "local[2]", None
+        conf: Mapping[str, str] = {}
+        if spark.conn_id:
+            spark_connection = find_connection(spark.conn_id)
+            master, conf = spark_master_and_conf(spark_connection)
+            cluster = spark_cluster(spark_connection)
         sink = pipeline.sink
         access = sink.parse_connection(find_connection(sink.conn_id)) if sink.conn_id else None
         key_id = pipeline.transforms.hash_key_conn_id
         hash_key = hash_key_from_connection(find_connection(key_id)) if key_id else None
         spark_config = master, {**conf, **spark.conf}
-        return cls(pipeline, args, url, reporter or SilentReporter(), spark_config, access=access, hash_key=hash_key)
+        return cls(
+            pipeline,
+            args,
+            url,
+            reporter or SilentReporter(),
+            spark_config,
+            access=access,
+            hash_key=hash_key,
+            cluster=cluster,
+        )
 
     @property
     def layout(self) -> Layout:

@@ -111,13 +111,58 @@ def start_session(
     except Exception as error:
         raise _start_error(master, error) from None
     report_line(f"Spark runs after {time.monotonic() - began:.1f} s")
+    if not is_loopback_master(master):
+        _require_encryption(spark, master)
+    return spark
+
+
+def _require_encryption(spark: SparkSession, master: str) -> None:
     missing = [key for key in ENCRYPTION_SETTINGS if str(spark.conf.get(key, "false")).lower() != "true"]
-    if missing and not is_loopback_master(master):
+    if missing:
         spark.stop()
         raise NotReadyError(
             f"passwords would travel to the executors of {master} in clear text: not enabled: {', '.join(missing)}",
             f"Set {' and '.join(ENCRYPTION_SETTINGS)} to true, in spark.conf and at the cluster",
         )
+
+
+def cluster_settings(name: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with which a driver is submitted to YARN, where :func:`open_cluster_session` continues.
+
+    Spark's parts authenticate and encrypt with a key that YARN hands them, unless the pipeline says otherwise.
+
+    :param name: name of the pipeline.
+    :param conf: further settings, which override the defaults.
+    """
+    settings = {
+        **dict.fromkeys(ENCRYPTION_SETTINGS, "true"),
+        "spark.io.encryption.enabled": "true",  # tasks contain passwords, and large ones go to disk
+        "spark.log.level": "WARN",
+        "spark.yarn.appMasterEnv.PYTHONSAFEPATH": "1",
+        **_session_settings(name, "yarn", conf, ui=True),
+    }
+    del settings["spark.driver.extraJavaOptions"]  # names a file on this host
+    return settings
+
+
+def runs_in_cluster() -> bool:
+    """Return whether Spark has started this process, as it does with a driver in cluster mode."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def open_cluster_session(*, require_encryption: bool = False) -> SparkSession:
+    """Return the session of a driver that Spark has started, with the settings that it was submitted with.
+
+    :param require_encryption: whether passwords are about to leave the host.
+    :raises NotReadyError: if they would travel in clear text.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYTHONSAFEPATH"] = "1"
+    spark = SparkSession.builder.getOrCreate()
+    if require_encryption:
+        _require_encryption(spark, "YARN")
     return spark
 
 

@@ -417,3 +417,29 @@ class AssetWindowRow(Base):
     by: Mapped[str] = mapped_column(_LONG_TEXT)
     before: Mapped[Any | None] = mapped_column(JsonText)
     after: Mapped[Any] = mapped_column(JsonText)
+
+
+class DriverRow(Base):
+    """A driver that runs in a cluster. The row exists before anything is created there.
+
+    ``state`` is ``wanted``, ``submitted``, ``running`` or ``ended``; ``what`` is its work, in human-readable form;
+    ``requester`` is the task that wants it, so that a later try of the task finds it. ``handle`` is its id in the
+    cluster, ``link`` the address of its page there, ``log`` that of its log. ``sealed`` is the encrypted request, until
+    the driver takes it. ``outcome`` is ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
+    """
+
+    __tablename__ = "drivers"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    pipeline: Mapped[str]
+    what: Mapped[str] = mapped_column(_LONG_TEXT)
+    requester: Mapped[str] = mapped_column(_LONG_TEXT)
+    state: Mapped[str] = mapped_column(case_sensitive_text(16))
+    handle: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    link: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    log: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    sealed: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    outcome: Mapped[Any | None] = mapped_column(JsonText)
+    created_at: Mapped[datetime]
+    heartbeat_at: Mapped[datetime]
+
+    __table_args__ = (Index(None, "pipeline", "state"),)

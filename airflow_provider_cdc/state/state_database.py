@@ -16,6 +16,7 @@ from airflow_provider_cdc.state.alerts import AlertRecords
 from airflow_provider_cdc.state.asset_windows import AssetWindowRecords
 from airflow_provider_cdc.state.control_requests import ControlRequestRecords
 from airflow_provider_cdc.state.database import retry_conflict
+from airflow_provider_cdc.state.drivers import DriverRecords
 from airflow_provider_cdc.state.events import EventRecords
 from airflow_provider_cdc.state.models import PipelineRow
 from airflow_provider_cdc.state.observations import ObservationRecords
@@ -31,6 +32,7 @@ class StateDatabase(
     AlertRecords,
     PipelineRemoval,
     AssetWindowRecords,
+    DriverRecords,
 ):
     """The state of all pipelines that share a database."""
 

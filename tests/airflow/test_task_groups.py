@@ -15,7 +15,7 @@ from airflow.sdk import DAG
 
 from airflow_provider_cdc import CdcPlanChunksOperator, CdcSnapshotOperator
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
-from airflow_provider_cdc.driver import launch
+from airflow_provider_cdc.driver.launchers import local as launch
 from airflow_provider_cdc.model.errors import (
     GroupsFailedError,
     GroupsUnfinishedError,

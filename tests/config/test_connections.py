@@ -24,8 +24,10 @@ from airflow_provider_cdc.config.connections import (
     remove_airflow_variables,
     resolve_connection,
     scrub_secrets,
+    spark_cluster,
     spark_master_and_conf,
 )
+from airflow_provider_cdc.config.spark_conf import YarnCluster
 from airflow_provider_cdc.config.tls import TlsSettings
 from airflow_provider_cdc.model.errors import NotReadyError
 
@@ -332,6 +334,7 @@ SPARK = [
     ),
     (ResolvedConnection("c", "spark", "local", extra={"keytab": "", "rest-port": 6066}), "local", {}),
     (ResolvedConnection("c", "yarn", extra={"yarn_resourcemanager_webapp_address": "rm:8088"}), "yarn", {}),
+    (ResolvedConnection("c", "yarn", extra={"deploy-mode": "cluster"}), "yarn", {}),
 ]
 
 
@@ -373,10 +376,6 @@ def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
         (ResolvedConnection("c", "spark", "h"), "the master of connection c is 'h'"),
         (ResolvedConnection("c", "spark", "mesos://h:5050"), "'mesos://h:5050'"),
         (ResolvedConnection("c", "spark", "spark://u:hunter2@h:1"), "the master of connection c is not the address"),
-        (
-            ResolvedConnection("c", "spark", "yarn", extra={"deploy-mode": "cluster"}),
-            "extra 'deploy-mode' is not client. Use client: the driver receives its passwords on standard input",
-        ),
         (ResolvedConnection("c", "spark", "yarn", extra={"keytab": "hunter2"}), "extra 'keytab' is not supported"),
         (ResolvedConnection("c", "spark", "yarn", extra={"principal": "p"}), "extra 'principal' is not supported"),
         (
@@ -392,6 +391,39 @@ def test_spark_connections_that_are_refused(conn: ResolvedConnection, words: str
         spark_master_and_conf(conn)
     assert words in str(error.value)
     assert "hunter2" not in str(error.value)
+
+
+YARN_RM = "yarn_resourcemanager_webapp_address"
+
+
+@pytest.mark.parametrize(
+    ("host", "extra", "found"),
+    [
+        ("yarn", {}, None),
+        ("spark://h:7077", {"deploy-mode": "client", YARN_RM: "rm:8088"}, None),
+        ("yarn", {"deploy-mode": "cluster", YARN_RM: "rm:8088"}, "http://rm:8088"),
+        ("yarn", {"deploy-mode": "cluster", YARN_RM: "https://rm:8090/"}, "https://rm:8090"),
+        ("yarn", {"deploy-mode": "cluster"}, f"the extra {YARN_RM} is missing. Add the address"),
+        ("yarn", {"deploy-mode": "cluster", YARN_RM: "http://u:hunter2@rm"}, f"extra {YARN_RM} is not an address"),
+        ("yarn", {"deploy-mode": "clutser"}, "'clutser'"),
+        (
+            "spark://h:7077",
+            {"deploy-mode": "cluster"},
+            "its master is spark://h:7077: cluster deploy mode is currently not supported for python applications on "
+            "standalone clusters. Set deploy-mode to client",
+        ),
+        ("local[2]", {"deploy-mode": "cluster"}, "Spark has no cluster mode with a local master"),
+        ("k8s://https://h:443", {"deploy-mode": "cluster"}, "cluster mode on Kubernetes is not supported yet"),
+    ],
+)
+def test_where_drivers_run(host: str, extra: dict[str, str], found: str | None) -> None:
+    connection = ResolvedConnection("c", "spark", host, extra=extra)
+    if found is None or found.startswith("http"):
+        assert spark_cluster(connection) == (found and YarnCluster(found))
+        return
+    with pytest.raises(NotReadyError) as error:
+        spark_cluster(connection)
+    assert found in str(error.value) and "hunter2" not in str(error.value)
 
 
 def test_database_urls(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:

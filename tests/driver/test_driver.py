@@ -17,7 +17,13 @@ import pytest
 
 from airflow_provider_cdc.config.connections import ResolvedConnection, resolve_connection
 from airflow_provider_cdc.config.selection import TableSelection
-from airflow_provider_cdc.driver.launch import new_log_file, read_outcome, result_file, start_attached, start_detached
+from airflow_provider_cdc.driver.launchers.local import (
+    new_log_file,
+    read_outcome,
+    result_file,
+    start_attached,
+    start_detached,
+)
 from airflow_provider_cdc.driver.main import DriverRequest
 from airflow_provider_cdc.model.errors import TerminalError, UnexpectedError
 from airflow_provider_cdc.sinks.files.layout import LocalFiles

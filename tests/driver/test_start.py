@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.airflow.operators.base import make_driver_request
-from airflow_provider_cdc.driver.launch import start_attached
+from airflow_provider_cdc.driver.launchers.local import start_attached
 from airflow_provider_cdc.observe.log_lines import parse_log_line
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer

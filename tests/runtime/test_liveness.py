@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import text, update
@@ -166,6 +168,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
     from airflow_provider_cdc.airflow.operators.stream_epoch import RestartNeeded, judge_epoch_end
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
+    run_context: Any = SimpleNamespace(pipeline=SimpleNamespace(name="p"), cluster=None)
     with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
 
@@ -176,7 +179,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             beat(store, number, row.started_at - datetime.now(UTC) + timedelta(seconds=lived))
             event = {"epoch": number, "found": False, "verdict": "lost"}
             with pytest.raises(RestartNeeded) as found:
-                judge_epoch_end("p", store, event, operator.log)
+                judge_epoch_end(run_context, store, event, operator.log)
             assert not found.value.made_progress
             return operator._count_failure(restarts, found.value)
 

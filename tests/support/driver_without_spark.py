@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_cdc.driver import launch
+from airflow_provider_cdc.driver.launchers import local as launch
 
 #: Seconds between two batches of a stream, and those that Spark would take to end: a test may kill a driver then.
 _TRIGGER, _END = 1.0, 2.0

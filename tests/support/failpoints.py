@@ -67,3 +67,5 @@ RESNAPSHOT_OUTCOME = ("reread.before_outcome", "reread.after_outcome")
 NEXT_SNAPSHOT = ("next_snapshot.after_fence", "next_snapshot.after_plan", "next_snapshot.after_switch")
 #: Failpoints while a pipeline is forgotten.
 FORGET = ("forget.after_table", "forget.before_plan", "forget.before_books")
+#: Failpoints of a task that starts a driver in a cluster.
+CLUSTER = ("driver.row_written", "driver.submitted")

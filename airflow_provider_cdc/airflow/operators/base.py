@@ -14,7 +14,6 @@ from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.observe.log_lines import FINAL_ERROR_PREFIX, parse_log_line
 from airflow_provider_cdc.observe.reporters import LogReporter
-from airflow_provider_cdc.system.processes import tail_log
 
 if TYPE_CHECKING:
     from airflow.sdk import Context as AirflowContext
@@ -124,7 +123,9 @@ def make_driver_request(pipeline: Pipeline, **what: Any) -> DriverRequest:
 
 def log_driver_tail(log: Any, path: str | None) -> None:
     """Copy the last lines of a driver's log to the task's log, but not the error that the task raises."""
-    lines = [line for line in tail_log(path, _TAIL_LINES) if FINAL_ERROR_PREFIX not in line]
+    from airflow_provider_cdc.spark.resource_manager import tail_driver_log
+
+    lines = [line for line in tail_driver_log(path, _TAIL_LINES) if FINAL_ERROR_PREFIX not in line]
     if lines:
         log.info("the end of the driver's log %s:\n%s", path, "\n".join(parse_log_line(line)[1] for line in lines))
 

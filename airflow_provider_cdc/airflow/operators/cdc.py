@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_cdc.config import Pipeline
-    from airflow_provider_cdc.driver.launch import DriverProcess
+    from airflow_provider_cdc.driver.launchers.launcher import Driver
     from airflow_provider_cdc.model.plan import Plan
     from airflow_provider_cdc.runtime.run_context import RunContext
 
@@ -151,7 +151,7 @@ class DriverOperator(PipelineOperator):
     operator_extra_links = (SparkUiLink(),)
     #: The task's result, for OpenLineage.
     task_result: Any = None
-    _driver: DriverProcess | None = None
+    _driver: Driver | None = None
 
     @abstractmethod
     def request_arguments(self, context: Context) -> dict[str, Any]:
@@ -165,20 +165,21 @@ class DriverOperator(PipelineOperator):
     def execute(self, context: Context) -> Any:
         """Run the driver and relay its output."""
         with map_task_errors(self.log):
-            pipeline = make_run_context(self.pipeline, self.log).pipeline
-            outcome = self._run_driver(context, pipeline, self.request_arguments(context))
-            return self.report_outcome(context, pipeline, outcome)
+            run_context = make_run_context(self.pipeline, self.log)
+            outcome = self._run_driver(context, run_context, self.request_arguments(context))
+            return self.report_outcome(context, run_context.pipeline, outcome)
 
-    def _run_driver(self, context: Context, pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_driver(self, context: Context, run_context: RunContext, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Run a driver and relay its output.
 
         :param arguments: what :meth:`request_arguments` returns.
         :returns: its outcome.
         """
-        from airflow_provider_cdc.driver.launch import start_attached
+        from airflow_provider_cdc.driver.launchers.launcher import make_launcher
         from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
 
-        with start_attached(make_driver_request(pipeline, **arguments)) as self._driver:
+        request = make_driver_request(run_context.pipeline, **arguments)
+        with make_launcher(run_context).run(request, task_identity(context)) as self._driver:
             for line in self._driver.output_lines():
                 relay_log_lines([line], self.log)
                 if UI_LINE_PREFIX in line:
@@ -231,7 +232,9 @@ class CdcSnapshotOperator(OpenLineageMixin, DriverOperator):
             adopted = {result["group"] for result in results}
             arguments["groups"] = [number for number in arguments["groups"] if number not in adopted]
             if arguments["groups"]:
-                results += self._run_driver(context, run_context.pipeline, arguments)["groups"]
+                read = self._run_driver(context, run_context, arguments)["groups"]
+                # A driver that an earlier try has left in a cluster may have read some that are published now.
+                results += [result for result in read if result["group"] not in adopted]
             return self.report_outcome(context, run_context.pipeline, _sum_results(results))
 
     def request_arguments(self, context: Context) -> dict[str, Any]:

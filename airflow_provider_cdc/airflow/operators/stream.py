@@ -24,6 +24,7 @@ from airflow_provider_cdc.airflow.operators.base import (
     PipelineOperator,
     make_run_context,
     map_task_errors,
+    task_identity,
     task_label,
 )
 from airflow_provider_cdc.airflow.operators.stream_driver import request_stop, start_stream
@@ -69,13 +70,13 @@ _POD_VARIABLE = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
     """Follow the binlog from the lowest low watermark of the snapshot, or from where the last stream stopped.
 
-    The Spark driver runs in its own session and outlives the task's process. The task defers and watches the driver
-    through the state database. If a stream ends for a transient reason (the source is unavailable, the driver was
-    lost), it is restarted without using up a retry: first after one second, then after twice the previous delay, up to
-    one minute. The delay is reset once the stream has made progress. A retry, a clear or a second DAG run never starts
-    a second stream: it supervises the running one. Marking the task failed or successful stops its stream at a
-    transaction boundary. Clearing the task starts the next stream after that. The task succeeds when the stream has
-    caught up or was stopped with ``airflow-cdc stop``.
+    The Spark driver runs in its own session, or in a cluster, and outlives the task's process. The task defers and
+    watches the driver through the state database. If a stream ends for a transient reason (the source is unavailable,
+    the driver was lost), it is restarted without using up a retry: first after one second, then after twice the
+    previous delay, up to one minute. The delay is reset once the stream has made progress. A retry, a clear or a second
+    DAG run never starts a second stream: it supervises the running one. Marking the task failed or successful stops its
+    stream at a transaction boundary. Clearing the task starts the next stream after that. The task succeeds when the
+    stream has caught up or was stopped with ``airflow-cdc stop``.
 
     XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``, ``suspended`` (suspended
     tables).
@@ -84,8 +85,8 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
     :param catch_up: whether to end at the source's current position. Default: according to ``stream.mode`` in the
         pipeline.
     :param deferrable: wait in the triggerer instead of keeping the worker slot. Default: defer wherever the driver
-        survives it, which is not the case in a KubernetesExecutor pod, where ``True`` is refused. The section ``[cdc]``
-        in Airflow's configuration can change the default of this parameter and the next three.
+        survives it. A driver on the host of the task does not in a KubernetesExecutor pod, where ``True`` is refused.
+        The section ``[cdc]`` in Airflow's configuration can change the default of this parameter and the next three.
     :param poll_seconds: seconds between two checks of the stream.
     :param restart_timeout: how long a stream that makes no progress is restarted after transient failures before the
         task attempt fails. Zero disables restarts.
@@ -220,7 +221,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                 try:
                     with self._open_state() as (run_context, store):
                         if event is not None:
-                            result = judge_epoch_end(run_context.pipeline.name, store, event, self.log)
+                            result = judge_epoch_end(run_context, store, event, self.log)
                             if result is not None:
                                 self._hooks.notify(context, store, run_context.pipeline, self.log)
                                 emit_catch_up_events(self, context, run_context.pipeline, store, result)
@@ -244,7 +245,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                 restarts = restarts.after_delay()
 
     def _should_defer(self) -> bool:
-        pod = bool(os.environ.get(_POD_VARIABLE))
+        pod = bool(os.environ.get(_POD_VARIABLE)) and make_run_context(self.pipeline, self.log).cluster is None
         if pod and self.deferrable:
             raise NotReadyError(
                 "deferrable=True does not work with KubernetesExecutor: the pod ends when the task defers, and the "
@@ -407,7 +408,15 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
     def _start_stream(self, context: Context, run_context: RunContext, store: StateDatabase) -> EpochRow | None:
         """Start a stream and supervise it. Return ``None`` if another one started first."""
         lease, catch_up = self.lease_seconds, self._is_catch_up(run_context)
-        with start_stream(run_context, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
+        with start_stream(
+            run_context,
+            store,
+            self.log,
+            lambda: self._killed,
+            requester=task_identity(context),
+            catch_up=catch_up,
+            lease=lease,
+        ) as run:
             if run is not None:
                 self._take_supervision(context, store, run_context, run)
         return run

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.airflow.operators.base import log_driver_tail, make_driver_request
-from airflow_provider_cdc.model.errors import (
-    REPORT_REMEDY,
-    AlreadyRunningError,
-    TerminalError,
-    TransientError,
-    UnexpectedError,
-)
+from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.system.processes import is_on_this_machine, process_start_time
 
 if TYPE_CHECKING:
+    from airflow_provider_cdc.driver.launchers.launcher import StreamDriver
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow, StateDatabase
 
@@ -38,90 +31,68 @@ def start_stream(
     logger: Any,
     is_killed: Callable[[], bool],
     *,
+    requester: str,
     catch_up: bool,
     lease: float | None,
 ) -> Iterator[EpochRow | None]:
     """Start a driver and wait for its epoch. Yield ``None`` if another stream started first.
 
-    The driver is released at the end of the block. Until then it ends together with this process, or on an error in the
-    block.
+    The driver is released at the end of the block. Until then it ends on an error in the block, and a process on this
+    host ends together with this process.
 
     :param logger: the task's logger.
     :param is_killed: returns whether the task is being killed.
+    :param requester: identity of the task, the same for all its tries.
     :param catch_up: whether the stream ends at the source's current position.
     :param lease: seconds after which a stream that no task supervises ends itself.
     :raises CdcError: the error that ended the driver before it had an epoch.
     :raises TransientError: if the task is killed first.
     """
-    from airflow_provider_cdc.driver.launch import detach_driver, new_log_file, result_file, start_detached
+    from airflow_provider_cdc.driver.launchers.launcher import make_launcher
 
-    log = new_log_file(run_context.local_files.log_folder)
-    request = make_driver_request(
-        run_context.pipeline, result=str(result_file(log)), log=str(log), catch_up=catch_up, lease=lease
-    )
-    process = start_detached(request, log)
-    assert process.stdin is not None
-    try:
-        logger.info("started the Spark driver, process %s, log %s", process.pid, log)
-        run = _wait_for_epoch(process, log, run_context, store, logger, is_killed)
+    request = make_driver_request(run_context.pipeline, catch_up=catch_up, lease=lease)
+    with make_launcher(run_context).start_stream(request, requester) as driver:
+        logger.info("started the Spark driver, %s", driver.description)
+        run = _wait_for_epoch(driver, run_context, store, logger, is_killed)
         yield run
         if run is not None:
-            detach_driver(process)
-    finally:
-        with suppress(OSError):  # a driver that was not released ends when its standard input closes
-            process.stdin.close()
+            driver.release()
 
 
 def _wait_for_epoch(
-    process: subprocess.Popen[bytes],
-    log: Path,
+    driver: StreamDriver,
     run_context: RunContext,
     store: StateDatabase,
     logger: Any,
     is_killed: Callable[[], bool],
 ) -> EpochRow | None:
+    described = driver.description
     while not is_killed():
-        code = process.poll()  # polled first, so that an epoch that ended at once is not missed
+        has_ended = driver.has_ended()  # asked first, so that an epoch that ended at once is not missed
+        if driver.description != described:
+            described = driver.description
+            logger.info("%s", described)
         run = None
         with suppress(TransientError):  # the driver is alive: an outage of the state database is no reason to give up
             run = store.newest_epoch(run_context.pipeline.name)
-        if run is not None and run.log == str(log):
+        if run is not None and driver.has_begun(run):
             logger.info("stream epoch %s has begun; Spark UI: %s", run.epoch, run.ui or "none")
             return run
-        if code is not None:
+        if has_ended:
             if run is None or run_context.liveness.is_alive(run) is False:
-                log_driver_tail(logger, str(log))
-                _raise_driver_error(log, code)
+                log_driver_tail(logger, driver.log)
+                driver.raise_error()
             return None
         time.sleep(_POLL_SECONDS)
     raise TransientError("the task was stopped while the stream was starting", "Clear it to run it again")
-
-
-def _raise_driver_error(log: Path, code: int) -> None:
-    """Raise the error of a driver that ended without an epoch.
-
-    Return instead if the driver gave way to another stream, which has ended since.
-    """
-    from airflow_provider_cdc.driver.launch import read_outcome, result_file
-
-    try:
-        read_outcome(result_file(log), code)
-    except AlreadyRunningError:
-        return
-    except UnexpectedError:
-        raise
-    except TransientError:  # it is in the task's log; during a long outage these logs would displace older ones
-        for path in (log, result_file(log)):
-            path.unlink(missing_ok=True)
-        raise
-    raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT_REMEDY}")
 
 
 def request_stop(run_context: RunContext, run: EpochRow, by: str, log: Any) -> None:
     """Ask a run of the stream to stop. The caller may be a signal handler that interrupted any code.
 
     All work is therefore done in threads over a separate connection. If the state database cannot be reached and the
-    driver is on this host, the driver gets SIGTERM, which also ends it at a transaction boundary.
+    driver is on this host, the driver gets SIGTERM, which also ends it at a transaction boundary. A driver in a cluster
+    is killed by the cluster's manager: the next one continues from the last batch that was applied.
 
     :param by: the task that asks.
     """
@@ -140,12 +111,16 @@ def _request_stop_in_thread(run_context: RunContext, run: EpochRow, by: str, log
             store.request_stop(run.pipeline, run.epoch, by=by)
             requested.set()
 
+    from airflow_provider_cdc.driver.launchers.launcher import kill_stream
+
     threading.Thread(target=ask, name="stop-request-write", daemon=True).start()
     if requested.wait(_STOP_REQUEST_SECONDS):
         log.info("epoch %s was asked to stop", run.epoch)
     elif is_on_this_machine(run.host, run.machine) and process_start_time(run.pid) == run.pid_started:
         log.warning("the state database does not answer; sending SIGTERM to the driver of epoch %s", run.epoch)
         os.kill(run.pid, signal.SIGTERM)
+    elif kill_stream(run_context, run.log):
+        log.warning("the state database does not answer; the application of epoch %s was killed", run.epoch)
     else:
         log.error(
             "the state database does not answer, so epoch %s could not be stopped and is still running on %s. Run "

@@ -106,16 +106,21 @@ class RestartNeeded(Exception):
         self.error, self.ran_seconds, self.made_progress = error, ran_seconds, made_progress
 
 
-def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any], log: Any) -> dict[str, Any] | None:
+def judge_epoch_end(
+    run_context: RunContext, store: StateDatabase, event: Mapping[str, Any], log: Any
+) -> dict[str, Any] | None:
     """Decide what the end of an epoch means for the task.
 
-    :param pipeline: name of the pipeline.
+    :param run_context: the pipeline.
     :param event: ``epoch``, ``verdict``, and whether the epoch was ``found`` running.
     :param log: the task's logger.
     :returns: the task's result, or ``None`` if a stream must continue to run.
     :raises CdcError: the stream's error, if it needs a decision or a fix.
     :raises RestartNeeded: if the stream is to be restarted.
     """
+    from airflow_provider_cdc.driver.launchers.launcher import explain_loss
+
+    pipeline = run_context.pipeline.name
     epoch, verdict = int(event["epoch"]), WatchOutcome(event["verdict"])
     started_run = None if event["found"] else store.epoch_row(pipeline, epoch)
     if started_run is not None and started_run.state == WatchOutcome.CAUGHT_UP:  # even if another epoch has begun since
@@ -133,8 +138,9 @@ def judge_epoch_end(pipeline: str, store: StateDatabase, event: Mapping[str, Any
     if verdict is WatchOutcome.FAILED:
         error = make_error(run.error_kind, run.error or f"epoch {epoch} failed")
     elif verdict is WatchOutcome.LOST or (verdict is WatchOutcome.STOPPED and run.desired_state != "stop"):
+        explanation = explain_loss(run_context, run.log)
         error = UnexpectedError(
-            f"the Spark driver of epoch {epoch} on {run.host} was lost",
+            f"the Spark driver of epoch {epoch} on {run.host} was lost{explanation and f' ({explanation})'}",
             f"Check the end of its log {run.log} and the memory of {run.host}, and whether that host or pod was shut "
             "down",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,3 +69,21 @@ def why_not_writable(folder: str | Path) -> str | None:
     except OSError as error:
         return f"does not accept a file ({error.strerror})"
     return None
+
+
+#: Types of file systems that other hosts may see, too.
+_NETWORK_TYPES = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|9p|virtiofs|ceph|glusterfs|lustre|beegfs|gpfs|afs|ocfs2|gfs2|fuse(\..+)?"
+)
+
+
+def is_on_network(folder: str | Path) -> bool:
+    """Return whether a folder, which need not exist yet, is in a file system that other hosts may see."""
+    path, types = os.path.realpath(folder), {}
+    with suppress(OSError), open("/proc/self/mounts") as mounts:
+        for line in mounts:
+            _, place, kind, *_ = line.split()
+            types[place.encode().decode("unicode_escape")] = kind
+    while path not in types and path != "/":
+        path = os.path.dirname(path)
+    return _NETWORK_TYPES.fullmatch(types.get(path, "")) is not None

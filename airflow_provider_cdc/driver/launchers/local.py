@@ -8,18 +8,26 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.config.connections import environment_without_airflow
-from airflow_provider_cdc.model.errors import REPORT_REMEDY, UnexpectedError, make_error
+from airflow_provider_cdc.model.errors import (
+    REPORT_REMEDY,
+    AlreadyRunningError,
+    TerminalError,
+    TransientError,
+    UnexpectedError,
+    make_error,
+)
 from airflow_provider_cdc.system.processes import end_session, rotated_log
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.driver.main import DriverRequest
+    from airflow_provider_cdc.state import EpochRow
 
 #: ``-P`` prevents imports from the driver's working folder, where other users may be able to write.
 _COMMAND = [sys.executable, "-P", "-m", "airflow_provider_cdc.driver.main"]
@@ -162,3 +170,76 @@ def read_outcome(result: Path, code: int) -> dict[str, Any]:
         raise make_error(**stored["error"])
     outcome: dict[str, Any] = stored["outcome"]
     return outcome
+
+
+class LocalStreamDriver:
+    """A process on this host that runs a stream. Until it is released, it ends together with this process.
+
+    :param process: the process.
+    :param log: its log file.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process, self._log = process, log
+
+    @property
+    def description(self) -> str:
+        """Process id and log file."""
+        return f"process {self._process.pid}, log {self._log}"
+
+    @property
+    def log(self) -> str:
+        """Its log file."""
+        return str(self._log)
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
+
+    def has_begun(self, epoch: EpochRow) -> bool:
+        """Return whether an epoch writes to the log of this driver."""
+        return epoch.log == self.log
+
+    def raise_error(self) -> None:
+        """Raise the error that ended the driver, unless it gave way to another stream."""
+        try:
+            read_outcome(result_file(self._log), self._process.wait())
+        except AlreadyRunningError:
+            return
+        except UnexpectedError:
+            raise
+        except TransientError:  # it is in the task's log; during a long outage these logs would displace older ones
+            for path in (self._log, result_file(self._log)):
+                path.unlink(missing_ok=True)
+            raise
+        raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT_REMEDY}")
+
+    def release(self) -> None:
+        """Let it outlive this process."""
+        detach_driver(self._process)
+
+
+class LocalLauncher:
+    """Starts drivers as processes on this host.
+
+    :param log_folder: folder for the logs of streams.
+    """
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+
+    def run(self, request: DriverRequest, requester: str) -> AbstractContextManager[DriverProcess]:
+        """Start a driver that ends when the block ends or this process dies; nothing is left of an earlier try."""
+        return start_attached(request)
+
+    @contextmanager
+    def start_stream(self, request: DriverRequest, requester: str) -> Iterator[LocalStreamDriver]:
+        """Start a driver that ends when the block ends or this process dies, unless it was released."""
+        log = new_log_file(self._log_folder)
+        process = start_detached(replace(request, result=str(result_file(log)), log=str(log)), log)
+        assert process.stdin is not None
+        try:
+            yield LocalStreamDriver(process, log)
+        finally:
+            with suppress(OSError):  # a driver that was not released ends when its standard input closes
+                process.stdin.close()

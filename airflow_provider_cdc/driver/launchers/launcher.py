@@ -1,0 +1,107 @@
+"""What an operator may ask of a launcher, wherever its drivers run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.driver.main import DriverRequest
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.state import EpochRow
+
+
+class Driver(Protocol):
+    """A driver that works for a task."""
+
+    def output_lines(self) -> Iterator[str]:
+        """Yield lines for the task's log, until the driver ends."""
+
+    def wait_for_outcome(self) -> dict[str, Any]:
+        """Wait for the driver to end, and return its outcome.
+
+        :raises CdcError: as raised in the driver.
+        :raises UnexpectedError: if it was lost.
+        """
+
+    def terminate(self) -> None:
+        """End the driver. This may be called from a signal handler."""
+
+
+class StreamDriver(Protocol):
+    """A driver of a stream that has not begun its epoch yet.
+
+    :param description: what it is, for the task's log.
+    :param log: its log: a file, or an address; ``None`` while that is unknown.
+    """
+
+    @property
+    def description(self) -> str:
+        """Human-readable description."""
+
+    @property
+    def log(self) -> str | None:
+        """Its log: a file, or an address; ``None`` while that is unknown."""
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended."""
+
+    def has_begun(self, epoch: EpochRow) -> bool:
+        """Return whether an epoch is the one of this driver."""
+
+    def raise_error(self) -> None:
+        """Raise the error of a driver that ended without an epoch.
+
+        Return instead if the driver gave way to another stream.
+        """
+
+    def release(self) -> None:
+        """Let the driver outlive the task. It is supervised through the state database from now on."""
+
+
+class Launcher(Protocol):
+    """Starts drivers.
+
+    For both methods, ``requester`` is the identity of the requesting task, which is the same for all its tries. A try
+    that finds what an earlier one has left in a cluster continues with it.
+    """
+
+    def run(self, request: DriverRequest, requester: str) -> AbstractContextManager[Driver]:
+        """Start a driver that ends with the block."""
+
+    def start_stream(self, request: DriverRequest, requester: str) -> AbstractContextManager[StreamDriver]:
+        """Start a driver that ends with the block unless it was released."""
+
+
+def kill_stream(context: RunContext, log: str | None) -> bool:
+    """Kill the driver of a stream in a cluster, without the state database.
+
+    :param log: log of the driver, as its epoch has it.
+    :returns: whether it was killed; false if drivers of this pipeline do not run in a cluster.
+    """
+    if context.cluster is None:
+        return False
+    from airflow_provider_cdc.spark.resource_manager import ResourceManager
+
+    return ResourceManager(context.cluster.resource_manager).kill_container(log)
+
+
+def explain_loss(context: RunContext, log: str | None) -> str:
+    """Return what a cluster says about the lost driver of a stream; empty if that is nothing."""
+    if context.cluster is None:
+        return ""
+    from airflow_provider_cdc.spark.resource_manager import ResourceManager
+
+    return ResourceManager(context.cluster.resource_manager).describe_container(log)
+
+
+def make_launcher(context: RunContext) -> Launcher:
+    """Return the launcher for a pipeline, according to its Spark connection."""
+    if context.cluster is not None:
+        from airflow_provider_cdc.driver.launchers.yarn import YarnLauncher
+
+        return YarnLauncher(context, context.cluster)
+    from airflow_provider_cdc.driver.launchers.local import LocalLauncher
+
+    return LocalLauncher(context.local_files.log_folder)

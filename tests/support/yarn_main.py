@@ -1,0 +1,65 @@
+"""A ResourceManager and a NodeManager in this process, until it is killed.
+
+``python -P yarn_main.py <class path> <folder of the clients' configuration> <folder to work in>``
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+#: The cluster's own settings; everything listens on loopback.
+SETTINGS = {
+    "fs.defaultFS": "file:///",
+    "yarn.resourcemanager.hostname": "127.0.0.1",
+    "yarn.nodemanager.hostname": "127.0.0.1",
+    "yarn.resourcemanager.bind-host": "127.0.0.1",
+    "yarn.nodemanager.bind-host": "127.0.0.1",
+    "yarn.nodemanager.vmem-check-enabled": "false",
+    "yarn.nodemanager.pmem-check-enabled": "false",
+    "yarn.minicluster.yarn.nodemanager.resource.memory-mb": "6144",
+    "yarn.nodemanager.resource.memory-mb": "6144",
+    "yarn.nodemanager.resource.cpu-vcores": "8",
+    "yarn.scheduler.minimum-allocation-mb": "256",
+    "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.5",
+    "yarn.nodemanager.delete.debug-delay-sec": "3600",  # so that tests can search what containers have left
+    "yarn.log-aggregation-enable": "false",
+}
+
+
+def main() -> None:
+    """Start them, and say where the ResourceManager's web application is."""
+    import jpype
+
+    class_path, conf_folder, work_folder = sys.argv[1:]
+    jpype.startJVM("-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", classpath=class_path.split(":"))
+    java: Any = jpype.JClass
+    conf = java("org.apache.hadoop.yarn.conf.YarnConfiguration")()
+    for name, value in SETTINGS.items():
+        conf.set(name, value)
+    conf.set("hadoop.tmp.dir", work_folder)
+    cluster = java("org.apache.hadoop.yarn.server.MiniYARNCluster")("cdc", 1, 1, 1)
+    cluster.init(conf)
+    cluster.start()
+    running = cluster.getResourceManager().getConfig()
+    writer = java("java.io.StringWriter")()
+    running.writeXml(writer)
+    Path(conf_folder, "yarn-site.xml").write_text(str(writer.toString()))
+    Path(conf_folder, "core-site.xml").write_text(
+        "<configuration><property><name>fs.defaultFS</name><value>file:///</value></property></configuration>"
+    )
+    print("ready", running.get("yarn.resourcemanager.webapp.address"), flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)  # threads of Java would go on
