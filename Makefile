@@ -103,6 +103,7 @@ jvm: setup
 	@$(BIN)/python -m tests.support.spark_delta
 	@$(BIN)/python -m tests.support.readers
 	@$(BIN)/python -m tests.support.iceberg_rest
+	@$(BIN)/python -m tests.support.yarn
 	@$(BIN)/python -m tests.support.spark_iceberg
 
 # The machine code and the compiled tests are made once beside the lint, not by each of the workers.

@@ -20,6 +20,8 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_cdc import CdcSnapshotOperator, CdcStreamOperator
 from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.preflight.check_result import run_check
+from airflow_provider_cdc.preflight.run import _check_cluster
 from airflow_provider_cdc.verify.run import verify_tables
 from tests import ROOT
 from tests.support.cli import Cli
@@ -153,6 +155,35 @@ def test_a_snapshot(
     assert "the end of the driver's log" in said and "group 1 published" in said
 
 
+def test_what_a_driver_needs_is_checked(cli: Cli, yarn: Yarn) -> None:
+    found = [*map(str, run_check(lambda: _check_cluster(cli.context)))]
+    assert any("drivers run in YARN (Hadoop 3" in line and yarn.address in line for line in found), found
+    assert any("seems to be on a disk of this host" in line for line in found) and len(found) == 2
+
+
+@pytest.mark.long
+def test_a_queue_without_room(
+    cli: Cli, yarn: Yarn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The driver waits, the task's log says why, and nothing is left when the task is killed."""
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_YARN", yarn.connection(queue="full"))
+    operator = CdcSnapshotOperator(task_id="read", pipeline=str(cli.file), groups=[0, 1])
+    said = ""
+
+    def says_why() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return "is ACCEPTED" in said
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(operator.execute, task("read"))
+        wait_for("the reason", says_why, 120)
+        operator.on_kill()
+        assert isinstance(running.exception(120), TransientError)
+    assert re.search("waiting. application .* is ACCEPTED: .*resource", said, re.I), said
+    wait_for("it is killed", lambda: yarn.applications()[-1]["state"] == "KILLED", 60)
+
+
 @pytest.mark.parametrize(
     ("queue", "words"), [("nowhere", "queue nowhere.*unknown queue"), ("stopped", r"queue stopped.*STOPPED")]
 )
@@ -238,18 +269,14 @@ def test_a_driver_that_is_killed(cli: Cli, yarn: Yarn, how: str) -> None:
         elif how == "its Java":  # the Python process must not go on alone
             yarn.kill_driver("/bin/java")
         elif how == "YARN":
-            yarn.manager.kill(yarn.applications()[-1]["id"])
+            wait_for("its log", lambda: store.live_drivers("p")[0].log, 60)
+            assert yarn.manager.kill_container(store.live_drivers("p")[0].log)
         else:
             operator.on_kill()
         error = running.exception(300)
         assert isinstance(error, TransientError)
-        words = {
-            "the container": "is FAILED",
-            "its Java": "is FAILED",
-            "YARN": "is KILLED.*killed by user",
-            "the task": "ended with its task",
-        }
-        assert re.search(words[how], str(error)), error
+        words = {"YARN": "is KILLED.*killed by user", "the task": "ended with its task"}
+        assert re.search(words.get(how, "is FAILED"), str(error)), error
         wait_for("the application ends", lambda: yarn.applications()[-1]["state"] in ("FAILED", "KILLED"), 120)
         assert store.live_drivers("p") == []
         wait_for("its processes end", lambda: not yarn.container_processes(), 120)
@@ -271,8 +298,16 @@ def follow(cli: Cli, event: dict[str, Any] | None = None, **arguments: Any) -> T
 
 
 @pytest.mark.long
-def test_a_stream(cli: Cli, yarn: Yarn, mysql_server: MySQLServer, database: str) -> None:
+def test_a_stream(
+    cli: Cli,
+    yarn: Yarn,
+    mysql_server: MySQLServer,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Its task defers, another finds it, it survives the kill of its container, and ends when it is asked to."""
+    monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")  # it outlives the pods of its tasks
     cli.snapshot()
     before = len(yarn.applications())
     first = follow(cli).trigger
@@ -292,6 +327,7 @@ def test_a_stream(cli: Cli, yarn: Yarn, mysql_server: MySQLServer, database: str
         assert context.liveness.wait_until_known(store, "p")[1] is False
         second = follow(cli, {"epoch": 1, "found": False, "verdict": "lost"}).trigger
         assert second.epoch == 2 and not second.found
+        assert re.search("epoch 1 on .* was lost.*application_.* is FAILED", capsys.readouterr().out)
         wait_until_applied(2)
         store.request_stop("p")
         wait_for("the stream ends", lambda: store.newest_epoch("p").state == "stopped", 120)  # type: ignore[union-attr]

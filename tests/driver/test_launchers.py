@@ -1,0 +1,96 @@
+"""What launchers say and compare, without a cluster; tests/driver/test_yarn.py has a real one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.driver.launchers.yarn_submission import _command, _submission_error
+from airflow_provider_cdc.driver.main import DriverRequest
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+from airflow_provider_cdc.spark.resource_manager import ResourceManager, _application_of
+
+LOG = "http://node:8042/node/containerlogs/container_e17_1410901177871_0001_01_000005/someone"
+
+
+def test_tries_of_a_task_ask_for_the_same() -> None:
+    """Without passwords, and whichever groups are left; a cleared task, or other settings, are something else."""
+    request = DriverRequest({"name": "p"}, {"c": {"password": "hunter2"}}, groups=[1, 2], task="t", task_request=3)
+    retry = replace(request, groups=[2], holder="try 2", connections={"c": {"password": "other"}})
+    assert request.description == retry.description and request.description.startswith("chunk groups ")
+    others: list[dict[str, Any]] = [{"task_request": 4}, {"task": "u"}, {"pipeline": {"name": "q"}}]
+    others += [{"groups": None}, {"groups": None, "catch_up": True}, {"groups": None, "maintain": True}]
+    found = [replace(request, **other).description for other in others]
+    assert len({request.description, *found}) == 7
+    assert replace(request, groups=None).is_stream and not request.is_stream
+    assert not replace(request, groups=None, reread="d.t").is_stream
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (
+            '26/11/29 INFO Client: x\nException in thread "main" org.apache.hadoop.yarn.exceptions.YarnException: '
+            "Failed to submit application_1 to YARN : Application application_1 submitted by user u to unknown "
+            "queue: q\n\tat x",
+            NotReadyError,
+            "unknown queue: q",
+        ),
+        (
+            'Exception in thread "main" java.lang.IllegalArgumentException: Required executor memory (9000 MB) is '
+            "above the max threshold (8192 MB) of this cluster!",
+            NotReadyError,
+            "above the max threshold",
+        ),
+        (
+            'Exception in thread "main" java.net.ConnectException: Call From a to rm:8032 failed\n'
+            "Caused by: java.net.ConnectException: Connection refused",
+            TransientError,
+            "YARN cannot be reached: java.net.ConnectException: Connection refused",
+        ),
+        (
+            "Error: When running with master 'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be set",
+            NotReadyError,
+            "HADOOP_CONF_DIR or YARN_CONF_DIR must be set",
+        ),
+        ("", NotReadyError, "was not accepted by YARN (queue q)"),
+    ],
+)
+def test_a_submission_that_failed(text: str, kind: type[Exception], words: str) -> None:
+    error = _submission_error(text, "q")
+    assert type(error) is kind and words in str(error) and "\n" not in str(error)
+
+
+def test_what_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+
+    def settings(**conf: str) -> dict[str, str]:
+        words = _command(
+            "shop", {name.replace("_", "."): value for name, value in conf.items()}, "tag", Path("/x/app.py")
+        )
+        assert words[1:5] == ["--master", "yarn", "--deploy-mode", "cluster"] and words[-1] == "/x/app.py"
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    found = settings()
+    for name in ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"):
+        assert found[name] == "true"
+    assert (found["spark.yarn.maxAppAttempts"], found["spark.yarn.submit.waitAppCompletion"]) == ("1", "false")
+    assert found["spark.yarn.tags"] == "tag" and found["spark.yarn.jars"].startswith("local:/")
+    assert "spark.driver.extraJavaOptions" not in found and found["spark.app.name"] == "airflow-cdc shop"
+    own = settings(spark_pyspark_python="./env/bin/python", spark_yarn_tags="team", spark_authenticate="false")
+    assert own["spark.pyspark.python"] == "./env/bin/python" and "spark.yarn.jars" not in own
+    assert own["spark.yarn.tags"] == "team,tag" and own["spark.authenticate"] == "false"  # which the driver refuses
+    with pytest.raises(NotReadyError, match="spark.yarn.maxAppAttempts cannot be set with deploy-mode cluster"):
+        settings(spark_yarn_maxAppAttempts="2")
+
+
+def test_the_application_of_a_log() -> None:
+    assert _application_of(LOG) == "application_1410901177871_0001"
+    assert _application_of(LOG.replace("e17_", "")) == "application_1410901177871_0001"
+    assert _application_of("/lake/_cdc/p/logs/stream-1.log") is None and _application_of(None) is None
+    silent = ResourceManager("http://127.0.0.1:9")
+    assert not silent.kill_container("/a/log") and silent.describe_container("/a/log") == ""
+    assert not silent.kill_container(LOG) and silent.describe_container(LOG) == ""
