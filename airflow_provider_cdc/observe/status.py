@@ -24,9 +24,9 @@ from airflow_provider_cdc.sinks.storage.request_counts import sum_counts
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.snapshot.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.snapshot.run import adopt_published_groups
+from airflow_provider_cdc.spark.resource_manager import tail_driver_log
 from airflow_provider_cdc.state import ChunkGroupRow, EpochRow, StateDatabase, TableProgress
 from airflow_provider_cdc.state.models import BatchRow
-from airflow_provider_cdc.system.processes import tail_log
 
 #: Lines of a stream's log that the status shows.
 LOG_LINES = 10
@@ -215,7 +215,7 @@ def _stream_json(context: RunContext, store: StateDatabase, stream: EpochRow, is
         "state": stream.state if is_running or stream.state != "running" else "lost",
         "supervised_seconds_ago": _seconds_since(stream.supervised_at),
         "progress_seconds_ago": _seconds_since(stream.progress_at),
-        "log_tail": tail_log(stream.log, LOG_LINES),
+        "log_tail": tail_driver_log(stream.log, LOG_LINES),
         "batches": totals.batches,
         "changes": totals.changes,
         "index_bytes_per_table": context.pipeline.sink.index_bytes,

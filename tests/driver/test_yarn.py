@@ -14,12 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_cdc import CdcSnapshotOperator, CdcStreamOperator
-from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.errors import TransientError, UnexpectedError
 from airflow_provider_cdc.preflight.check_result import run_check
 from airflow_provider_cdc.preflight.run import _check_cluster
 from airflow_provider_cdc.verify.run import verify_tables
@@ -159,6 +160,20 @@ def test_what_a_driver_needs_is_checked(cli: Cli, yarn: Yarn) -> None:
     found = [*map(str, run_check(lambda: _check_cluster(cli.context)))]
     assert any("drivers run in YARN (Hadoop 3" in line and yarn.address in line for line in found), found
     assert any("seems to be on a disk of this host" in line for line in found) and len(found) == 2
+
+
+@pytest.mark.long
+def test_a_cluster_without_the_package(cli: Cli, yarn: Yarn, capsys: pytest.CaptureFixture[str]) -> None:
+    """The task's log has what the driver said before it had a row, and the error is YARN's."""
+    python = cli.folder / "python"
+    python.write_text("#!/bin/sh\necho no module named airflow_provider_cdc\nexit 3\n")
+    python.chmod(0o755)
+    cli.value["spark"]["conf"] = {**yarn.settings, "spark.pyspark.python": str(python)}
+    cli.value["spark"]["conf"]["spark.yarn.jars"] = f"local:{Path(pyspark.__file__).parent}/jars/*"
+    cli.write()
+    with pytest.raises(UnexpectedError, match=r"ended without a result: .* is FAILED: .*exited with 3.*See its log"):
+        read(cli)
+    assert "no module named airflow_provider_cdc" in capsys.readouterr().out
 
 
 @pytest.mark.long

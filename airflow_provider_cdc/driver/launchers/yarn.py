@@ -129,7 +129,7 @@ class YarnDriver:
             self._manager_says = str(error)
         if app is not None:
             self._known_at = time.monotonic()
-            if row.handle is None:
+            if row.handle is None or (row.log is None and app.log is not None):
                 self._store.record_submission(self._driver, app.id, self._manager.page(app.id), app.log)
         if app is not None and app.is_over:
             remedy = f"See its log {row.log or app.log or self._manager.page(app.id)}"
