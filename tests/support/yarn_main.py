@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,19 @@ def main() -> None:
         "<configuration><property><name>fs.defaultFS</name><value>file:///</value></property></configuration>"
     )
     print("ready", running.get("yarn.resourcemanager.webapp.address"), flush=True)
+    # What guards the processes of a test that was killed sends this. Containers have sessions of their own.
+    signal.signal(signal.SIGINT, lambda *_: kill_containers(work_folder))
     threading.Event().wait()
+
+
+def kill_containers(work_folder: str) -> None:
+    """Kill all containers, and end."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            if work_folder.encode() in environment and b"CONTAINER_ID=" in environment:
+                os.kill(int(entry.name), signal.SIGKILL)
+    os._exit(0)
 
 
 if __name__ == "__main__":
