@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.chunk_groups.task import JobRunner, SnapshotJob
 from airflow_provider_cdc.model.errors import CdcError, embed_error
-from airflow_provider_cdc.spark.session import translate_spark_errors, warn_while_waiting
+from airflow_provider_cdc.spark.session import is_connect_session, translate_spark_errors, warn_while_waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,10 +33,20 @@ def spark_runner(spark: SparkSession, report_line: Callable[[str], None]) -> Job
                     # Spark reports a Python traceback; the error travels inside of it.
                     raise RuntimeError(embed_error(error)) from None
 
+        def task_of_server(batches: Iterable[Any]) -> Iterator[Any]:
+            import pyarrow as pa
+
+            for batch in batches:
+                for manifest in task(batch.column(0).to_pylist()):
+                    yield pa.RecordBatch.from_pydict({"manifest": [manifest]})
+
         workers = len(job.replica_ids)
-        # An RDD, not a DataFrame: Spark's SQL engine would have to be started, which costs more than Spark itself.
-        slices = spark.sparkContext.parallelize(range(workers), workers).mapPartitions(task)
         with translate_spark_errors(), warn_while_waiting(spark, report_line):
+            if is_connect_session(spark):
+                rows = spark.range(0, workers, 1, workers).mapInArrow(task_of_server, "manifest string").collect()
+                return [json.loads(row["manifest"]) for row in rows]
+            # An RDD, not a DataFrame: Spark's SQL engine would have to be started, which costs more than Spark itself.
+            slices = spark.sparkContext.parallelize(range(workers), workers).mapPartitions(task)
             return [json.loads(manifest) for manifest in slices.collect()]
 
     return run

@@ -104,22 +104,24 @@ def _load_pipeline(path: str, name: str | None) -> tuple[Pipeline, Callable[[str
 
 @contextmanager
 def open_for_run(
-    path: str, need_snapshot: bool = False, allow_stream: bool = False
+    path: str, need_snapshot: bool = False, allow_stream: bool = False, *, for_stream: bool = False
 ) -> Iterator[tuple[RunContext, StateDatabase, SparkSession]]:
     """Run the preflight, and yield the run context, the state database and a Spark session for a command that changes
     data.
 
     :param need_snapshot: whether a plan must exist.
     :param allow_stream: whether a stream may be running.
+    :param for_stream: whether the session is for a stream.
     """
     from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED
     from airflow_provider_cdc.model.errors import NotReadyError
     from airflow_provider_cdc.preflight.run import require_preflight
-    from airflow_provider_cdc.spark.session import start_session
 
     with open_context(path) as context:
         if context.cluster is not None:
             raise NotReadyError(*CLUSTER_MODE_REFUSED)
+        if for_stream:
+            context.require_stream_master()
         for result in require_preflight(context):
             context.warn(str(result))
         if need_snapshot:
@@ -127,8 +129,31 @@ def open_for_run(
         with closing(context.open_state_database()) as store:
             if not allow_stream:
                 context.liveness.refuse_if_running(store, context.pipeline.name)
-            spark = start_session(context.pipeline.name, *context.spark_config, report_line=context.reporter.line)
+            spark = _open_session(context, for_stream=for_stream)
             try:
                 yield context, store, spark
             finally:
                 spark.stop()
+
+
+@contextmanager
+def session_for_stream(context: RunContext, spark: SparkSession) -> Iterator[SparkSession]:
+    """Yield a session for a stream: that of the jobs, unless it belongs to a Spark Connect server."""
+    if context.connect is None:
+        yield spark
+        return
+    own = _open_session(context, for_stream=True)
+    try:
+        yield own
+    finally:
+        own.stop()
+
+
+def _open_session(context: RunContext, *, for_stream: bool) -> SparkSession:
+    if context.connect is not None and not for_stream:
+        from airflow_provider_cdc.spark.connect import open_connect_session
+
+        return open_connect_session(context.connect, context.reporter.line)
+    from airflow_provider_cdc.spark.session import start_session
+
+    return start_session(context.pipeline.name, *context.spark_config, report_line=context.reporter.line)

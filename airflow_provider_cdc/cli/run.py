@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from airflow_provider_cdc.cli.base import JSON_OPTION, TABLE_OPTION, cli, file_option, open_context, open_for_run
+from airflow_provider_cdc.cli.base import (
+    JSON_OPTION,
+    TABLE_OPTION,
+    cli,
+    file_option,
+    open_context,
+    open_for_run,
+    session_for_stream,
+)
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError, UnexpectedError
 from airflow_provider_cdc.model.supervision import RestartHistory
 
@@ -39,7 +47,7 @@ def snapshot(path: str) -> None:
 @CATCH_UP_OPTION
 def stream(path: str, catch_up: bool) -> None:
     """Follow the binlog from where the last run ended."""
-    with open_for_run(path, need_snapshot=True) as (context, store, spark):
+    with open_for_run(path, need_snapshot=True, for_stream=True) as (context, store, spark):
         _run_stream(context, store, spark, catch_up)
 
 
@@ -49,8 +57,10 @@ def stream(path: str, catch_up: bool) -> None:
 def run(path: str, catch_up: bool) -> None:
     """Run all phases in order: preflight, plan, snapshot, stream."""
     with open_for_run(path) as (context, store, spark):
+        context.require_stream_master()
         _run_snapshot(context, store, spark)
-        _run_stream(context, store, spark, catch_up)
+        with session_for_stream(context, spark) as stream_spark:
+            _run_stream(context, store, stream_spark, catch_up)
 
 
 @cli.command()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
+from airflow_provider_cdc.config.connect_server import CONNECT_TYPE, ConnectServer, parse_connect_server
 from airflow_provider_cdc.config.spark_conf import RESOURCE_MANAGER, YarnCluster, check_master, parse_deploy_mode
 from airflow_provider_cdc.config.store_access import secrets_in_extra
 from airflow_provider_cdc.config.tls import (
@@ -320,7 +321,8 @@ def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]
     """
     what = f"connection {conn.conn_id}"
     if conn.conn_type not in _SPARK_TYPES:
-        raise NotReadyError(f"{what} is of type {conn.conn_type}", f"It must be one of {', '.join(_SPARK_TYPES)}")
+        types = ", ".join((*_SPARK_TYPES, CONNECT_TYPE))
+        raise NotReadyError(f"{what} is of type {conn.conn_type}", f"It must be one of {types}")
     for key in ("keytab", "principal"):
         if conn.extra.get(key):
             raise NotReadyError(
@@ -342,6 +344,16 @@ def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]
         master = conn.conn_type
     conf = {"spark.yarn.queue": extra.get("queue"), "spark.kubernetes.namespace": extra.get("namespace")}
     return check_master(f"the master of {what}", master), {k: str(v) for k, v in conf.items() if v}
+
+
+def connect_server(conn: ResolvedConnection) -> ConnectServer | None:
+    """Return the Spark Connect server that a connection names; ``None`` if its type is another one.
+
+    :raises NotReadyError: if it is not valid.
+    """
+    if conn.conn_type != CONNECT_TYPE:
+        return None
+    return parse_connect_server(conn.conn_id, conn.host, conn.port, conn.login, conn.password, conn.extra)
 
 
 def spark_cluster(conn: ResolvedConnection) -> YarnCluster | None:

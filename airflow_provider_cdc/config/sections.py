@@ -252,9 +252,11 @@ class Alerts:
 class Spark:
     """Where Spark runs, and how.
 
-    :param conn_id: Airflow connection of a Spark master; instead of ``master``.
-    :param master: address of a Spark master; ``local[2]`` if there is no ``conn_id`` either.
-    :param conf: further Spark settings; they override those of the connection.
+    :param conn_id: Airflow connection of a Spark master, instead of ``master``; or of a Spark Connect server, which
+        runs all jobs but the stream.
+    :param master: address of a Spark master; ``local[2]`` if there is no ``conn_id`` either. With a Spark Connect
+        server, it is where the stream runs.
+    :param conf: further Spark settings; they override those of the connection. A Spark Connect server has its own.
     """
 
     conn_id: str | None = None
@@ -264,9 +266,8 @@ class Spark:
     def __post_init__(self) -> None:
         if self.conn_id is not None:
             check_conn_id("spark.conn_id", self.conn_id)
-            if self.master is not None:
-                raise NotReadyError("spark.conn_id and spark.master are both set", "Leave one of them out")
-        else:
-            master = "local[2]" if self.master is None else self.master
-            object.__setattr__(self, "master", check_master("spark.master", master))
+        elif self.master is None:
+            object.__setattr__(self, "master", "local[2]")
+        if self.master is not None:
+            check_master("spark.master", self.master)
         object.__setattr__(self, "conf", check_conf("spark.conf", {} if self.conf is None else self.conf))

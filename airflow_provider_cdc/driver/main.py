@@ -26,12 +26,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, remove_airflow_variables, scrub_secrets
 from airflow_provider_cdc.config.selection import TableSelection
-from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED, is_local_master, reachable_url
+from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED, reachable_url
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError, OutOfMemoryError
 from airflow_provider_cdc.observe.log_lines import FINAL_ERROR_PREFIX, LOGGER_NAME, log_to_standard_error
 from airflow_provider_cdc.observe.reporters import LogReporter
@@ -217,6 +217,8 @@ def carry_out(request: DriverRequest) -> tuple[int, dict[str, Any]]:
 
 
 def _run_request(context: RunContext, request: DriverRequest) -> dict[str, Any]:
+    if context.connect is not None and not request.is_stream:
+        signal.signal(signal.SIGTERM, _interrupt_and_end)
     if request.maintain:
         return run_maintenance(context, purge=request.purge)
     if request.reread is not None:
@@ -248,6 +250,14 @@ def _connection_resolver(known: dict[str, ResolvedConnection]) -> Callable[[str]
         return known[conn_id]
 
     return find
+
+
+def _interrupt_and_end(number: int, _: object) -> NoReturn:
+    from airflow_provider_cdc.spark.connect import interrupt_sessions
+
+    interrupt_sessions()
+    kill_session(os.getsid(0))
+    os._exit(128 + number)
 
 
 def _end_with_task() -> None:
@@ -321,7 +331,7 @@ def _background_spark(context: RunContext) -> Iterator[Callable[[], SparkSession
     """
     from airflow_provider_cdc.spark.early_start import compile_for_workers, start_in_thread
 
-    if is_local_master(context.spark_config[0]):
+    if context.runs_jobs_locally:
         compile_for_workers(context.reporter.line)
     started = start_in_thread(lambda: _start_spark(context, short_lived=True))
     with ExitStack() as stack:
@@ -367,7 +377,7 @@ def run_verification(
         def run_on_spark(work: Sequence[SinkScan]) -> Sequence[RowCollector]:
             return spark_scan_runner(spark(), context.warn)(work)
 
-        runner = run_scans_in_threads if is_local_master(context.spark_config[0]) else run_on_spark
+        runner = run_scans_in_threads if context.runs_jobs_locally else run_on_spark
         verdicts = compare_and_repair(context, selection, runner, show_values=show_values, repair=repair)
         record_verdicts(context, verdicts)
         return verdicts
@@ -411,6 +421,12 @@ def _start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[Spa
     from airflow_provider_cdc.spark.early_start import start_local_workers
     from airflow_provider_cdc.spark.session import open_cluster_session, runs_in_cluster, start_session, ui_address
 
+    if context.connect is not None:
+        if short_lived:
+            from airflow_provider_cdc.spark.connect import open_connect_session
+
+            return open_connect_session(context.connect, context.reporter.line), None
+        context.require_stream_master()
     if context.cluster is not None:
         if not runs_in_cluster():
             raise NotReadyError(*CLUSTER_MODE_REFUSED)
@@ -430,7 +446,7 @@ def _start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[Spa
     if address:
         context.reporter.line(UI_LINE_PREFIX + address)
     # Not those of a stream: Spark gives a worker ten seconds to start, and the first jobs of a stream need others.
-    if short_lived and is_local_master(context.spark_config[0]):
+    if short_lived and context.runs_jobs_locally:
         start_local_workers(spark, context.reporter.line)
     return spark, address
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_cdc.maintenance.task import CompactionRunner
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Compaction
-from airflow_provider_cdc.spark.tasks import run_tasks
+from airflow_provider_cdc.spark.tasks import count_parallel_tasks, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,6 +19,6 @@ def spark_compaction_runner(spark: SparkSession) -> CompactionRunner:
     """Return a runner that runs compactions as one Spark job, with tasks on at most half of the cores at a time."""
 
     def run(work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
-        return run_tasks(spark, work, methodcaller("run"), max(1, spark.sparkContext.defaultParallelism // 2))
+        return run_tasks(spark, work, methodcaller("run"), max(1, count_parallel_tasks(spark) // 2))
 
     return run

@@ -38,8 +38,10 @@ def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResul
     results += run_check(lambda: _check_sink_supports(context))
     results += run_check(lambda: _check_connection_security(context))
     if spark:
-        results += run_check(_check_runtime)
+        if context.connect is None or context.pipeline.spark.master is not None:
+            results += run_check(_check_runtime)
         results += run_check(lambda: _check_cluster(context))
+        results += run_check(lambda: _check_connect_server(context))
     try:
         connection = connect(context.connect_args)
     except CdcError as error:
@@ -179,6 +181,23 @@ def _check_cluster(context: RunContext) -> Iterator[CheckResult]:
         )
     manager = ResourceManager(context.cluster.resource_manager)
     yield CheckResult("ok", f"drivers run in YARN (Hadoop {manager.check()}, {manager.address})")
+
+
+def _check_connect_server(context: RunContext) -> Iterator[CheckResult]:
+    """Check the Spark Connect server, if the pipeline has one, and run a task there."""
+    server = context.connect
+    if server is None:
+        return
+    from airflow_provider_cdc.spark.connect import check_workers, open_connect_session
+
+    spark = open_connect_session(server)
+    try:
+        check_workers(spark, server)
+        stream = context.pipeline.spark.master
+        runs = f"the stream runs at {stream}" if stream else "a stream needs spark.master as well"
+        yield CheckResult("ok", f"Spark {spark.version} at {server.address} runs all jobs but the stream; {runs}")
+    finally:
+        spark.stop()
 
 
 def _check_runtime() -> Iterator[CheckResult]:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.connect_server import STREAM_REFUSED, ConnectServer
 from airflow_provider_cdc.config.connections import (
     ResolvedConnection,
+    connect_server,
     database_url,
     mysql_connect_args,
     resolve_connection,
@@ -20,7 +22,7 @@ from airflow_provider_cdc.config.connections import (
     spark_master_and_conf,
 )
 from airflow_provider_cdc.config.hash_key import hash_key_from_connection, hash_key_id
-from airflow_provider_cdc.config.spark_conf import YarnCluster
+from airflow_provider_cdc.config.spark_conf import YarnCluster, is_local_master
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
 from airflow_provider_cdc.model import server_id_slots as slots
@@ -89,6 +91,7 @@ class RunContext:
     :param interrupt: set when a comparison must end before it is complete.
     :param hash_key: secret key of hashed columns; ``None`` if the pipeline hashes none.
     :param cluster: the cluster that runs the drivers; ``None`` if they run on the host of the task.
+    :param connect: the Spark Connect server that runs all jobs but the stream; ``None`` if Spark is started for them.
     """
 
     pipeline: Pipeline
@@ -101,6 +104,7 @@ class RunContext:
     interrupt: threading.Event = field(default_factory=threading.Event, repr=False)
     hash_key: bytes | None = field(default=None, repr=False)
     cluster: YarnCluster | None = None
+    connect: ConnectServer | None = None
 
     @classmethod
     def for_pipeline(
@@ -117,12 +121,16 @@ class RunContext:
         args = mysql_connect_args(find_connection(pipeline.source.conn_id))
         url = database_url(find_connection(pipeline.state.conn_id)) if pipeline.state.conn_id else None
         spark = pipeline.spark
-        master, cluster = spark.master or "local[2]", None
+        master, cluster, connect = spark.master or "local[2]", None, None
         conf: Mapping[str, str] = {}
         if spark.conn_id:
             spark_connection = find_connection(spark.conn_id)
-            master, conf = spark_master_and_conf(spark_connection)
-            cluster = spark_cluster(spark_connection)
+            connect = connect_server(spark_connection)
+            if connect is None:
+                if spark.master is not None:
+                    raise NotReadyError("spark.conn_id and spark.master are both set", "Leave one of them out")
+                master, conf = spark_master_and_conf(spark_connection)
+                cluster = spark_cluster(spark_connection)
         sink = pipeline.sink
         access = sink.parse_connection(find_connection(sink.conn_id)) if sink.conn_id else None
         key_id = pipeline.transforms.hash_key_conn_id
@@ -137,7 +145,21 @@ class RunContext:
             access=access,
             hash_key=hash_key,
             cluster=cluster,
+            connect=connect,
         )
+
+    def require_stream_master(self) -> None:
+        """Check that there is a place where a stream can run.
+
+        :raises NotReadyError: if the pipeline has a Spark Connect server and nothing else.
+        """
+        if self.connect is not None and self.pipeline.spark.master is None:
+            raise NotReadyError(*STREAM_REFUSED)
+
+    @property
+    def runs_jobs_locally(self) -> bool:
+        """Whether all jobs but the stream run in processes of this host."""
+        return self.connect is None and is_local_master(self.spark_config[0])
 
     @property
     def layout(self) -> Layout:

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.config.connections import remove_airflow_variables
 from airflow_provider_cdc.config.spark_conf import SECRET_REMEDY, is_local_master, is_loopback_master
@@ -249,13 +249,8 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
     :param report_line: called with a line of text after half a minute in which a job had no task, and then every ten
         minutes.
     """
-    ended, master = threading.Event(), str(spark.sparkContext.master)
-    tracker = spark.sparkContext.statusTracker()
-
-    def idle() -> bool:
-        stages = [job.stageIds for number in tracker.getActiveJobsIds() if (job := tracker.getJobInfo(number))]
-        stage_infos = [stage for ids in stages for stage_id in ids if (stage := tracker.getStageInfo(stage_id))]
-        return bool(stage_infos) and not any(stage.numActiveTasks or stage.numCompletedTasks for stage in stage_infos)
+    ended, master = threading.Event(), str(spark.conf.get("spark.master", "the server"))
+    idle = _connect_idle_check(spark) if is_connect_session(spark) else _idle_check(spark)
 
     def watch() -> None:
         last_busy, last_warned = time.monotonic(), -math.inf
@@ -279,6 +274,35 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
         yield
     finally:
         ended.set()
+
+
+def is_connect_session(spark: SparkSession) -> bool:
+    """Return whether a session belongs to a Spark Connect server."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _idle_check(spark: SparkSession) -> Callable[[], bool]:
+    """Return a function that tells whether a job has begun of which no task has started."""
+    tracker = spark.sparkContext.statusTracker()
+
+    def is_idle() -> bool:
+        stages = [job.stageIds for number in tracker.getActiveJobsIds() if (job := tracker.getJobInfo(number))]
+        stage_infos = [stage for ids in stages for stage_id in ids if (stage := tracker.getStageInfo(stage_id))]
+        return bool(stage_infos) and not any(stage.numActiveTasks or stage.numCompletedTasks for stage in stage_infos)
+
+    return is_idle
+
+
+def _connect_idle_check(spark: Any) -> Callable[[], bool]:
+    """Return the same function for a session of a server, which reports progress while a job runs."""
+    waits = threading.Event()
+
+    def note_progress(stages: Iterable[Any], inflight_tasks: int, *_: object, **__: object) -> None:
+        is_waiting = inflight_tasks == 0 and not any(stage.num_completed_tasks for stage in stages)
+        (waits.set if is_waiting else waits.clear)()
+
+    spark.registerProgressHandler(note_progress)
+    return waits.is_set
 
 
 def ui_address(spark: SparkSession) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.model.errors import CdcError, embed_error
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, current_counts
-from airflow_provider_cdc.spark.session import translate_spark_errors
+from airflow_provider_cdc.spark.session import is_connect_session, translate_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +53,14 @@ class SecretFreePickler:
                 return store_accesses[number]
 
         return Unpickler(io.BytesIO(data)).load()
+
+
+def count_parallel_tasks(spark: SparkSession) -> int:
+    """Return how many tasks run at a time, as far as Spark knows."""
+    if not is_connect_session(spark):
+        return spark.sparkContext.defaultParallelism
+    with translate_spark_errors():  # a server does not tell, but it cuts a range into as many partitions
+        return spark.range(0, 10_000).selectExpr("spark_partition_id()").distinct().count()
 
 
 def run_tasks(

@@ -1,0 +1,239 @@
+"""All jobs but the stream on a real Spark Connect server, from processes that have no Java."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.config.connect_server import parse_connect_server
+from airflow_provider_cdc.config.connections import resolve_connection
+from airflow_provider_cdc.config.selection import TableSelection
+from airflow_provider_cdc.driver.launchers.local import start_attached
+from airflow_provider_cdc.driver.main import DriverRequest
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
+from tests.support.cli import Cli
+from tests.support.oracle import compare
+from tests.support.servers import MySQLServer
+from tests.support.spark_connect import ConnectServerProcess
+
+pytestmark = [pytest.mark.spark]
+
+TOKEN = "a-token-of-the-server"
+PASSWORD = "pass-word-of-the-source"
+
+
+@pytest.fixture(scope="module")
+def connect() -> Iterator[ConnectServerProcess]:
+    with ConnectServerProcess(token=TOKEN) as server:
+        yield server
+
+
+@pytest.fixture
+def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, connect: ConnectServerProcess) -> Iterator[Cli]:
+    mysql_server.session(
+        database,
+        "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(20))",
+        "INSERT INTO t SELECT n, CONCAT('row ', n) FROM (SELECT ROW_NUMBER() OVER () AS n FROM "
+        "information_schema.columns LIMIT 400) AS numbers",
+    )
+    mysql_server.execute(f"CREATE USER 'connect_user'@'%' IDENTIFIED BY '{PASSWORD}'")
+    mysql_server.execute("GRANT SELECT, REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO 'connect_user'@'%'")
+    try:
+        user = {"user": "connect_user", "password": PASSWORD}
+        made = Cli(
+            tmp_path,
+            mysql_server,
+            rf"{database}\.t",
+            user=user,
+            snapshot={"chunk_rows": 50},
+            spark={"conn_id": "cdc_connect"},
+        )
+        made.env["AIRFLOW_CONN_CDC_CONNECT"] = connect.uri
+        yield made
+    finally:
+        mysql_server.execute("DROP USER 'connect_user'@'%'")
+
+
+def run_driver(cli: Cli, **what: Any) -> tuple[dict[str, Any], list[str], float]:
+    """Run a driver in an environment without Java: its outcome, what it wrote, and its CPU seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cli.env.items():
+            patch.setenv(name, value)
+        patch.setenv("JAVA_HOME", "/nowhere")
+        patch.setenv("PATH", str(cli.folder))
+        connections = {c: resolve_connection(c).to_json() for c in cli.context.pipeline.connection_ids}
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with start_attached(DriverRequest(cli.context.pipeline.to_dict(), connections, **what)) as driver:
+            lines = list(driver.output_lines())
+            outcome = driver.wait_for_outcome()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return outcome, lines, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def is_equal(cli: Cli, server: MySQLServer, database: str) -> bool:
+    with contextlib.closing(server.connect(database=database)) as connection:
+        return compare(connection, database, "t", cli.sink / database / "t") is None
+
+
+def test_every_job(cli: Cli, mysql_server: MySQLServer, database: str, connect: ConnectServerProcess) -> None:
+    """Groups, a comparison, a repair, maintenance and a re-snapshot; the stream runs elsewhere."""
+    with cli.opened() as (context, store):
+        groups = list(context.ensure_plan(store).groups())
+    outcome, lines, cpu = run_driver(cli, groups=groups, holder="test")
+    assert outcome["groups"] and any("session of Spark" in line for line in lines), lines
+    print(f"CPU seconds of the process: {cpu:.1f}")
+    cli.catch_up()
+    assert is_equal(cli, mysql_server, database)
+    mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 'damaged' WHERE id = 7")
+    what = {**asdict(TableSelection()), "show_values": False}
+    with pytest.raises(TerminalError, match="1 of 1 tables differ"):
+        run_driver(cli, verify=what)
+    for n in range(6):
+        mysql_server.session(database, f"UPDATE t SET v = 'change {n}' WHERE id % 3 = {n % 3}")
+        cli.catch_up()
+    outcome, _, _ = run_driver(cli, maintain=True, purge=True)
+    outcome, _, _ = run_driver(cli, reread=f"{database}.t")
+    assert outcome["outcome"] == "staged"
+    cli.catch_up()
+    assert is_equal(cli, mysql_server, database)
+    seen = b"".join(path.read_bytes() for path in connect.folder.rglob("*") if path.is_file())
+    assert seen and PASSWORD.encode() not in seen and TOKEN.encode() not in seen
+
+
+def test_an_error_of_a_task_is_told(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    """By its own name, through the server."""
+    mysql_server.session(
+        database, "ALTER TABLE t ADD COLUMN d DATE", "SET sql_mode = ''", "UPDATE t SET d = '0000-00-00'"
+    )
+    with cli.opened() as (context, store):
+        groups = list(context.ensure_plan(store).groups())
+    with pytest.raises(CdcError, match="0000-00-00") as stopped:
+        run_driver(cli, groups=groups, holder="test")
+    assert stopped.value.facts.get("column") == "d"
+
+
+def test_a_stream_is_refused(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    cli.snapshot()
+    with pytest.raises(
+        NotReadyError, match="the stream cannot run on a Spark Connect server.*Set spark.master as well"
+    ):
+        run_driver(cli, catch_up=True)
+    result = cli.run("stream", "--catch-up")
+    assert result.code == 2 and "the stream cannot run on a Spark Connect server" in result.err
+
+
+def test_the_command_line(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    """The snapshot on the server, the stream where spark.master says."""
+    cli.value["spark"]["master"] = "local[1]"
+    cli.write()
+    result = cli.run("check")
+    assert result.code == 0 and "runs all jobs but the stream; the stream runs at local[1]" in result.out, result
+    result = cli.run("run", "--catch-up")
+    assert result.code == 0, result
+    assert is_equal(cli, mysql_server, database)
+
+
+def test_what_check_says(cli: Cli, connect: ConnectServerProcess) -> None:
+    """Of a wrong token, and of a server that is not there."""
+    cli.env["AIRFLOW_CONN_CDC_CONNECT"] = connect.uri.replace(TOKEN, "wrong")
+    result = cli.run("check")
+    assert result.code == 2 and any("refuses the token" in line for line in result.found), result
+    cli.env["AIRFLOW_CONN_CDC_CONNECT"] = "spark_connect://127.0.0.1:1"
+    result = cli.run("check")
+    assert any("sc://127.0.0.1:1 does not answer" in line for line in result.found), result
+    assert "wrong" not in result.out + result.err
+
+
+def test_a_task_that_is_killed_ends_on_the_server(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    """A table lock keeps its SELECT waiting; the server would go on for minutes."""
+    with cli.opened() as (context, store):
+        groups = list(context.ensure_plan(store).groups())
+    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
+        cursor.execute("LOCK TABLES t WRITE")
+
+        def waiting() -> list[Any]:
+            listed = mysql_server.execute("SHOW PROCESSLIST")
+            return [row for row in listed if row[1] == "connect_user" and "metadata lock" in str(row[6])]
+
+        errors: list[BaseException] = []
+
+        def drive() -> None:
+            try:
+                run_driver(cli, groups=groups, holder="test")
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=drive)
+        thread.start()
+        deadline = time.monotonic() + 120
+        while not waiting():
+            assert time.monotonic() < deadline and thread.is_alive(), errors
+            time.sleep(0.2)
+        (driver,) = [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and _is_driver(entry) and _parent(entry) == os.getpid()
+        ]
+        os.kill(driver, signal.SIGTERM)
+        thread.join(60)
+        assert errors
+        while waiting():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    cli.snapshot()
+    cli.catch_up()
+    assert is_equal(cli, mysql_server, database)
+
+
+def _is_driver(entry: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return b"airflow_provider_cdc.driver.main" in (entry / "cmdline").read_bytes()
+    return False
+
+
+def _parent(entry: Path) -> int:
+    with contextlib.suppress(OSError):
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+# ---------------------------------------------------------------- connections
+
+
+@pytest.mark.parametrize(
+    ("parts", "url"),
+    [
+        (("127.0.0.1", None, None, None, {}), "sc://127.0.0.1:15002/"),
+        (("sc://127.0.0.1", 9, "u/x", "a;b", {}), "sc://localhost:9/;user_id=u%2Fx;token=a%3Bb"),
+        (("spark.example", 443, None, "t", {"use_ssl": True}), "sc://spark.example:443/;token=t;use_ssl=true"),
+    ],
+)
+def test_connections(parts: tuple[Any, ...], url: str) -> None:
+    server = parse_connect_server("c", *parts)
+    assert server.url == url and "token" not in server.address and "token=" not in repr(server)
+
+
+@pytest.mark.parametrize(
+    ("parts", "part"),
+    [
+        (("spark.example", 1, None, None, {}), "would travel to sc://spark.example:1 in clear text"),
+        (("spark.example", 1, None, "t", {"use_ssl": "maybe"}), "extra 'use_ssl' is 'maybe'"),
+        (("127.0.0.1", 1, None, None, {"queue": "q"}), "extra 'queue' is not known"),
+        (("http://x", 1, None, None, {}), "names no host of a Spark Connect server"),
+        ((None, None, None, None, {}), "names no host of a Spark Connect server"),
+    ],
+)
+def test_connections_that_are_refused(parts: tuple[Any, ...], part: str) -> None:
+    with pytest.raises(NotReadyError) as refused:
+        parse_connect_server("c", *parts)
+    assert part in refused.value.message
