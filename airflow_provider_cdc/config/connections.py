@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-from airflow_provider_cdc.config.connect_server import CONNECT_TYPE, ConnectServer, parse_connect_server
-from airflow_provider_cdc.config.spark_conf import RESOURCE_MANAGER, YarnCluster, check_master, parse_deploy_mode
+from airflow_provider_cdc.config.spark_conf import (
+    CONNECT_TYPE,
+    RESOURCE_MANAGER,
+    ConnectServer,
+    YarnCluster,
+    check_master,
+    parse_connect_server,
+    parse_deploy_mode,
+)
 from airflow_provider_cdc.config.store_access import secrets_in_extra
 from airflow_provider_cdc.config.tls import (
     FLAG_SETTINGS,

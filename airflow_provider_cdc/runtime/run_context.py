@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.config.connect_server import STREAM_REFUSED, ConnectServer
 from airflow_provider_cdc.config.connections import (
     ResolvedConnection,
     connect_server,
@@ -22,7 +21,7 @@ from airflow_provider_cdc.config.connections import (
     spark_master_and_conf,
 )
 from airflow_provider_cdc.config.hash_key import hash_key_from_connection, hash_key_id
-from airflow_provider_cdc.config.spark_conf import YarnCluster, is_local_master
+from airflow_provider_cdc.config.spark_conf import STREAM_REFUSED, ConnectServer, YarnCluster, is_local_master
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
 from airflow_provider_cdc.model import server_id_slots as slots

@@ -11,9 +11,8 @@ from importlib import util
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc import __version__
-from airflow_provider_cdc.config.connect_server import ConnectServer
 from airflow_provider_cdc.config.connections import remove_airflow_variables
-from airflow_provider_cdc.config.spark_conf import is_loopback_master
+from airflow_provider_cdc.config.spark_conf import ConnectServer, is_loopback_master
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.spark.install_check import check_spark_install
 from airflow_provider_cdc.spark.session import ENCRYPTION_SETTINGS, translate_spark_errors

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.config.connect_server import parse_connect_server
 from airflow_provider_cdc.config.connections import resolve_connection
 from airflow_provider_cdc.config.selection import TableSelection
+from airflow_provider_cdc.config.spark_conf import parse_connect_server
 from airflow_provider_cdc.driver.launchers.local import start_attached
 from airflow_provider_cdc.driver.main import DriverRequest
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
