@@ -143,8 +143,16 @@ class TablePaths:
         :raises NotReadyError: with the names of two of them.
         """
         table_by_path: dict[str, tuple[str, str]] = {}
+        table_by_source: dict[tuple[str, str], tuple[str, str]] = {}
         for table in dict.fromkeys(tables):
-            other = table_by_path.setdefault(self.path_of(*table), table)
+            path, source = self.path_of(*table), ".".join(table)
+            other = table_by_path.setdefault(path, table)
+            if (same := table_by_source.setdefault((path, source), table)) != table:
+                raise NotReadyError(
+                    f"table {table[1]} of database {table[0]} and table {same[1]} of database {same[0]} would both be "
+                    f"{source} in {path}, and rows of the one would replace those of the other",
+                    "Give one of them another path in sink.routes, or exclude it",
+                )
             if other != table and not self._share_copy(other, table):
                 raise NotReadyError(
                     f"tables {'.'.join(other)} and {'.'.join(table)} would both be copied to {self.path_of(*table)}",

@@ -106,7 +106,7 @@ def _check_folder_conflicts(context: RunContext, matched: list[tuple[str, str, s
                 URL_READERS_REMEDY,
             )
         other = tables_by_folder.setdefault(paths.path_of(database, table).casefold(), (database, table))
-        if other != (database, table):
+        if paths.path_of(*other) != paths.path_of(database, table):
             yield CheckResult(
                 "warning",
                 f"tables {'.'.join(other)} and {database}.{table}: the folders of their copies differ only in case",

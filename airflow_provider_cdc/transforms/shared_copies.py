@@ -23,7 +23,7 @@ def check_shared_copies(sink: Sink, tables: Iterable[TableSchema]) -> None:
     :param tables: captured tables, with what their copies have of them.
     :raises NotReadyError: naming two of them, and what differs.
     """
-    first_by_path: dict[str, TableSchema] = {}
+    earlier_by_path: dict[str, list[TableSchema]] = {}
     for table in tables:
         if not table.shared:
             continue
@@ -33,14 +33,18 @@ def check_shared_copies(sink: Sink, tables: Iterable[TableSchema]) -> None:
                 "Remove `unique`, or add a key to the table",
                 table=table.label,
             )
-        first = first_by_path.setdefault(sink.table_paths.path_of(*table.id), table)
-        if difference := _find_difference(sink, first, table):
-            raise NotReadyError(
-                f"sink.routes: tables {first.label} and {table.label} cannot be copied into one: {difference}",
-                "Let them have the same (columns can be renamed and left out in transforms.columns), or copy one of "
-                "them into another table",
-                table=table.label,
-            )
+        earlier = earlier_by_path.setdefault(sink.table_paths.path_of(*table.id), [])
+        for other in earlier:
+            if difference := _find_difference(sink, other, table):
+                raise NotReadyError(
+                    f"sink.routes: tables {other.label} and {table.label} cannot be copied into one: {difference}",
+                    "Let them have the same (columns can be renamed and left out in transforms.columns), or copy one "
+                    "of them into another table",
+                    table=table.label,
+                )
+        # What the earlier ones have in common is compared once.
+        if all({*table.sink_schema.names} - {*other.sink_schema.names} for other in earlier):
+            earlier.append(table)
 
 
 def _find_difference(sink: Sink, first: TableSchema, table: TableSchema) -> str | None:

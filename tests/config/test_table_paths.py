@@ -117,3 +117,14 @@ def test_no_two_tables_in_one_folder(paths: TablePaths, tables: list[tuple[str, 
 def test_what_is_no_template(template: str) -> None:
     with pytest.raises(NotReadyError, match=r"sink.table_path is .*folders below sink.path with \{table\}"):
         TablePaths(template)
+
+
+def test_tables_with_one_name_cannot_share_a_copy() -> None:
+    """Their rows could not be told apart there: names may contain dots."""
+    paths = TablePaths(routes=(Route(r"a.*\..*", "all", "source"),))
+    paths.check_distinct([("a", "b"), ("a", "c"), ("a.b", "d")])
+    with pytest.raises(NotReadyError) as refused:
+        paths.check_distinct([("a", "x"), ("a.b", "c"), ("a", "b.c")])
+    assert refused.value.message.startswith(
+        "table b.c of database a and table c of database a.b would both be a.b.c in"
+    )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
-from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths, folder_name
+from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths, folder_name, url_escaped_characters
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.plan_history import STORED_AMENDMENT, Amendment, FollowedDdl, Rejoin, StoredAmendment
@@ -32,6 +32,8 @@ from airflow_provider_cdc.system import permissions
 
 #: Folder of slices in the folder of a table.
 SLICES_FOLDER = "snapshot"
+#: Longest name of a folder that every file system takes.
+_MAX_NAME_BYTES = 240
 
 
 def slices_folder(source: str | None) -> str:
@@ -39,7 +41,13 @@ def slices_folder(source: str | None) -> str:
 
     :param source: ``database.table`` that they are read from, if others are copied into the same table.
     """
-    return SLICES_FOLDER if source is None else f"{SLICES_FOLDER}/{folder_name(source)}"
+    if source is None:
+        return SLICES_FOLDER
+    name = folder_name(source)
+    if url_escaped_characters(name) or len(name.encode()) > _MAX_NAME_BYTES:
+        # Readers that take locations for URLs would not find the file, and with it nothing of the whole table.
+        name = f"source.{hashlib.sha256(source.encode()).hexdigest()}"
+    return f"{SLICES_FOLDER}/{name}"
 
 
 class Layout:

@@ -114,7 +114,16 @@ class TableFormat:
         if not table.shared:
             return cls(table.sink_schema, tuple(fields), None, key, stats_column)
         fields, is_unique = [PartitionField(SOURCE_COLUMN), *fields], table.shared == UNIQUE_KEY
-        return cls(table.sink_schema, tuple(fields), None, key, stats_column, table.label, is_unique)
+        table_format = cls(table.sink_schema, tuple(fields), None, key, stats_column, table.label, is_unique)
+        try:
+            table_format.check_value(SOURCE_COLUMN, table.label)
+        except TerminalError:
+            raise NotReadyError(
+                f"sink.routes: the name of table {table.label} is too long for the folder of its rows in a shared copy",
+                "Copy the table into one of its own, or into Iceberg, whose partitions have no folders",
+                table=table.label,
+            ) from None
+        return table_format
 
     @classmethod
     def why_not_partitionable(
