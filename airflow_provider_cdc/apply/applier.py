@@ -354,9 +354,14 @@ class Applier:
         """Check once, of each copy of several tables whose keys are declared to be unique, that they are.
 
         Before the stream has passed the snapshot of all of them, a row that moves from one to another may be in both.
+        Rows of suspended tables do not count: of two tables that have exchanged rows, neither could come back.
 
         :raises DuplicateKeyError: naming one of the tables.
         """
+        outdated = {self._plan.tables[index].label for index in self._plan.outdated_tables}
+        for table, target in zip(self._plan.tables, self.tables, strict=True):
+            if table.shared == UNIQUE_KEY and isinstance(target, HasUniqueKeys):
+                target.ignore_keys_of(outdated)
         paths = self._context.pipeline.sink.table_paths
         for index in [*self._tables_with_unchecked_keys]:
             folder = paths.path_of(*self._plan.tables[index].id)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from airflow_provider_cdc.model.definition_history import CapturedTables, DefinitionHistory, histories_by_table
+from airflow_provider_cdc.model.errors import REMOVED
 from airflow_provider_cdc.model.json_record import JsonRecord
 from airflow_provider_cdc.model.offset import POSITION_BITS, Offset, Position, Timeline
 from airflow_provider_cdc.model.plan_history import (
@@ -144,6 +145,11 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
         """The suspensions in effect, in the plan's order of tables."""
         suspensions = map(self.suspension_of, range(len(self.definitions)))
         return tuple(step for step in suspensions if step is not None)
+
+    @property
+    def outdated_tables(self) -> tuple[int, ...]:
+        """Indexes of the tables whose copies are to be replaced by newer rows: suspended, but not gone for good."""
+        return tuple(step.table for step in self.suspensions if not step.dropped and step.kind != REMOVED)
 
     def revision_of(self, table: int) -> int:
         """Return how often a table was planned again or re-snapshotted."""

@@ -333,6 +333,7 @@ class ReadPublisher:
         if isinstance(target, Extendable) and (reason := target.why_not_extendable()) is not None:
             return PublishRefusal(f"the copy of {self._label} cannot have its columns: {reason}", remedy=RENAME_REMEDY)
         if isinstance(target, HasUniqueKeys):
+            target.ignore_keys_of({plan.tables[i].label for i in plan.outdated_tables if i != index})
             try:
                 target.refuse_taken_keys(files)
             except DuplicateKeyError as error:

@@ -336,6 +336,13 @@ class Extendable(Protocol):
 class HasUniqueKeys(Protocol):
     """A table that may share its copy with others, under the promise that no key occurs in two of them."""
 
+    def ignore_keys_of(self, others: Collection[str]) -> None:
+        """Let keys not count as taken by rows of some other tables from now on, in place of earlier calls.
+
+        :param others: tables whose rows are outdated, each as ``database.table``. When they are replaced by newer rows,
+            the keys of these are compared.
+        """
+
     def check_unique_keys(self, fence: Fence, others: Collection[str]) -> None:
         """Check once that no row of some other tables has a key of this one.
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TerminalError
+from airflow_provider_cdc.sinks.protocol import Fence, Upsert
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.oracle import open_copy
@@ -112,7 +117,8 @@ def test_snapshot_and_stream(
     server: MySQLServer, shards: list[str], tmp_path: Path, kind: str, sink: dict[str, Any]
 ) -> None:
     cli = pipeline(tmp_path, server, shards, kind, sink=sink)
-    assert cli.call("check").code == 0
+    checked = cli.call("check")
+    assert checked.code == 0 and "differ only in case" not in checked.out
     cli.snapshot()
     cli.snapshot()  # again: nothing happens
     assert copied(cli, "id", "v", "n") == source_rows(server, shards, "id", "v", "n")
@@ -283,6 +289,41 @@ def test_a_table_joins_and_another_leaves(server: MySQLServer, shards: list[str]
     assert copied(cli, "id", "v") == expected
 
 
+def test_files_of_others_stay(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """All files of the folder are old, and may be deleted if the table does not need them."""
+    for _ in range(3):
+        changes(server, shards)
+        cli.catch_up()
+    old = time.time() - 30 * 86_400
+    for file in (cli.sink / "all" / "orders").rglob("*.parquet"):
+        os.utime(file, (old, old))
+    context = cli.context
+    for table in context.require_plan().tables:
+        target = context.sink.table(table)
+        target.clear_staged("1")
+        target.clean_up()
+        check(cli, server, shards)
+    changes(server, shards)
+    cli.catch_up()
+    check(cli, server, shards)
+
+
+def test_an_outdated_writer_of_one_table(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """The copy still has the columns that it knows, but not it alone decides which those are."""
+    context = cli.context
+    before = context.require_plan().tables[0]
+    old = context.sink.table(before)
+    server.session(shards[0], "ALTER TABLE orders ADD COLUMN more INT", "UPDATE orders SET more = 1 WHERE id = 1")
+    cli.catch_up()
+    row = pa.Table.from_pylist(
+        [{**dict.fromkeys(before.copy.sink_schema.names), "id": 1, "_cdc_seq": 1 << 60, "_cdc_op": "u"}],
+        before.copy.sink_schema,
+    )
+    with pytest.raises(TerminalError, match="has other columns than its source table"):
+        old.commit(lambda _: Upsert(row), {}, Fence("cdc/test", 1))
+    check(cli, server, shards, "id", "v", "n", "more", **{shard: {"more": "NULL"} for shard in shards[1:]})
+
+
 def test_maintenance_and_uninstall(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
     for _ in range(6):
         changes(server, shards)
@@ -362,6 +403,79 @@ def test_tables_that_cannot_be_copied_into_one(
     assert not (cli.sink / "all").exists()
 
 
+def test_a_column_that_the_first_table_lacks(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str) -> None:
+    """Its types in the others are compared, too."""
+    server.session(shards[1], "ALTER TABLE orders ADD COLUMN more INT")
+    server.session(shards[2], "ALTER TABLE orders ADD COLUMN more DATE")
+    result = pipeline(tmp_path, server, shards, kind).call("check")
+    assert result.code == 2 and "column more would be int32 in the first, and date32[day] in the second" in result.out
+    assert f"{shards[1]}.orders and {shards[2]}.orders cannot" in result.out
+
+
+#: Names of databases and tables that are special somewhere: in URLs, in paths, in names of markers.
+NAMES = [
+    ("sh=op%20", "or/ders"),
+    ("sh op'\"`x", "or ders:x"),
+    ("#1", "%3A"),
+    ("数" * 30, "表" * 30),
+    ("s1", "t"),
+    ("s1", "t:cdc/p/1/group/"),
+    ("S1", "T"),
+    (".x", "1"),
+]
+
+
+def test_names(mysql_server: MySQLServer, tmp_path: Path, kind: str) -> None:
+    names = [name for name in NAMES if kind == ICEBERG or name[0].isascii()]
+    with ExitStack() as stack:
+        connection = stack.enter_context(closing(mysql_server.connect(autocommit=True)))
+        cursor = stack.enter_context(connection.cursor())
+
+        def run(sql: str, *table: str) -> list[tuple[Any, ...]]:
+            cursor.execute(sql.format(".".join("`" + name.replace("`", "``") + "`" for name in table)))
+            return [*cursor.fetchall()]
+
+        def check_copy() -> None:
+            copy = open_copy(tmp_path / "lake" / "all" / "orders")
+            assert copy is not None
+            rows = Counter(tuple(row.values()) for row in copy.read(["_cdc_source", "id", "v"]).to_pylist())
+            assert rows == Counter(
+                (".".join(name), *row) for name in names for row in run("SELECT id, v FROM {}", *name)
+            )
+
+        for database in {database for database, _ in NAMES}:
+            run("DROP DATABASE IF EXISTS {}", database)
+            run("CREATE DATABASE {}", database)
+            stack.callback(run, "DROP DATABASE {}", database)
+        for name in NAMES:
+            run("CREATE TABLE {} (id INT PRIMARY KEY, v VARCHAR(20))", *name)
+            run("INSERT INTO {} VALUES (1, 'a'), (2, 'b'), (3, 'c')", *name)
+        patterns = [rf"{re.escape(database)}\.{re.escape(table)}" for database, table in NAMES]
+        cli = Cli(tmp_path, mysql_server, *patterns, snapshot={"chunk_rows": 2})
+        cli.value["sink"] |= {"kind": kind, "routes": [{"match": ".*[.].*", "into": "all/orders"}]}
+        cli.write()
+        result = cli.call("check")
+        if kind == DELTA:
+            assert result.code == 2 and "is too long for the folder of its rows in a shared copy" in result.out, result
+            del cli.value["source"]["tables"][3]
+            cli.write()
+            result = cli.call("check")
+        assert result.code == 0, result
+        cli.snapshot()
+        check_copy()
+        for number, name in enumerate(names):
+            if number % 3 == 0:
+                run("TRUNCATE TABLE {}", *name)
+            run(f"REPLACE INTO {{}} VALUES (2, 'changed {number}'), (4, 'new')", *name)
+            run("DELETE FROM {} WHERE id = 3", *name)
+        cli.catch_up()
+        check_copy()
+        assert cli.resnapshot(".".join(names[0])) == "staged"
+        cli.catch_up()
+        check_copy()
+        assert {found.verdict for found in verify_tables(cli.context)} == {"equal"}
+
+
 def test_routes_cannot_be_changed(cli: Cli) -> None:
     del cli.value["sink"]["routes"][0]["into"]
     cli.value["sink"]["routes"][0]["table_path"] = "all/orders_{database}"
@@ -399,6 +513,26 @@ def test_a_row_moves(unique: Cli, server: MySQLServer, shards: list[str], forth:
         unique.catch_up()
         check(unique, server, shards)
         source, target = target, source
+
+
+def test_rows_are_exchanged(unique: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """In one batch, so that each of the two keys is taken; then a new snapshot of one table must be enough."""
+    unique.snapshot()
+    unique.catch_up()
+    one, two, three = shards
+    server.session(one, "DELETE FROM orders WHERE id = 5")
+    server.session(two, "DELETE FROM orders WHERE id = 1005", "INSERT INTO orders VALUES (5, 'moved', 1)")
+    server.session(one, "INSERT INTO orders VALUES (1005, 'moved', 1)")
+    with pytest.raises(TableSuspendedError, match=r"key \(id=1005\) is already in the"):
+        unique.catch_up()
+    assert copied(unique, "id", "v")[f"{two}.orders", 5, "moved"] == 1
+    server.session(three, "UPDATE orders SET v = 'goes on' WHERE id = 2004")
+    assert unique.resnapshot(f"{one}.orders") == "staged"
+    unique.catch_up()
+    check(unique, server, shards)
+    server.session(one, "INSERT INTO orders VALUES (2004, 'taken', 1)")
+    with pytest.raises(TableSuspendedError, match=r"key \(id=2004\) is already in the"):
+        unique.catch_up()
 
 
 def test_a_row_moves_during_the_snapshot(unique: Cli, server: MySQLServer, shards: list[str]) -> None:

@@ -31,6 +31,7 @@ from airflow_provider_cdc.sinks.lake.table_checks import (
 )
 from airflow_provider_cdc.sinks.lake.transactional_table import COMMIT_TRIES, Log, TransactionalTable, back_off
 from airflow_provider_cdc.sinks.protocol import DecideChange, Fence, Markers, Prefetcher, TableSize
+from airflow_provider_cdc.system.failpoints import failpoint
 
 #: Counts compactions, for display only.
 _COMPACTION_COUNTER = "airflow-cdc/compactions"
@@ -312,6 +313,11 @@ class LakeTable(TransactionalTable[Log]):
             return error.message
         return None
 
+    def ignore_keys_of(self, others: Collection[str]) -> None:
+        """Let some keys not count as taken; see :class:`~airflow_provider_cdc.sinks.protocol.HasUniqueKeys`."""
+        if self._taken_keys is not None:
+            self._taken_keys.ignored_sources = frozenset(others)
+
     def check_unique_keys(self, fence: Fence, others: Collection[str]) -> None:
         """Check all keys, once; see :class:`~airflow_provider_cdc.sinks.protocol.HasUniqueKeys`."""
         taken_keys = self._taken_keys
@@ -337,7 +343,11 @@ class LakeTable(TransactionalTable[Log]):
             return
         for attempt in range(COMMIT_TRIES):
             self._log.refresh()
-            if self._covers_columns(self._log) or self._add_columns(self._log):
+            if self._covers_columns(self._log):
+                return
+            failpoint("columns.before_add")
+            if self._add_columns(self._log):
+                failpoint("columns.after_add")
                 return
             back_off(attempt)
         raise self._gave_up_error()

@@ -31,11 +31,15 @@ UNIQUE_KEYS_MARKER = "cdc/unique-keys"
 class _OtherFiles:
     """The files of other source tables in a version: what a lookup needs of a log."""
 
-    def __init__(self, log: TableLog, sources: Collection[str] | None) -> None:
+    def __init__(self, log: TableLog, sources: Collection[str] | None, ignored: Collection[str]) -> None:
         self._log, self.storage = log, log.storage
         self.files: Mapping[str, LiveFile] = log.other_files
-        if sources is not None:
-            self.files = {path: file for path, file in self.files.items() if _source_of(file) in sources}
+        if sources is not None or ignored:
+            self.files = {
+                path: file
+                for path, file in self.files.items()
+                if (sources is None or _source_of(file) in sources) and _source_of(file) not in ignored
+            }
 
     @property
     def dead_rows(self) -> Callable[[str], BitMap]:
@@ -57,6 +61,8 @@ class TakenKeys:
         index: KeyIndex = lookup.index.new_empty()
         self._lookup = KeyLookup(lookup.storage, lookup.table_format, lookup.key_hasher, index)
         self._deletes = deletes
+        #: Source tables whose rows are outdated, so that their keys are not taken.
+        self.ignored_sources: frozenset[str] = frozenset()
 
     def forget_files(self, paths: Iterable[str]) -> None:
         """Forget what is known of some files."""
@@ -102,7 +108,7 @@ class TakenKeys:
         return list(self._lookup.table_format.key_columns)
 
     def _refuse_keys(self, log: TableLog, keys: pa.Table, sources: Collection[str] | None = None) -> None:
-        others = cast(TableLog, _OtherFiles(log, sources))
+        others = cast(TableLog, _OtherFiles(log, sources, self.ignored_sources))
         if not keys.num_rows or not others.files:
             return
         merger = ChangeMerger(others, self._lookup, self._deletes)
