@@ -45,6 +45,8 @@ SUSPENSION = (
 )
 #: Failpoints while the copy of a dropped table is emptied.
 DROPPED_TABLE = ("drop.before_commit", "drop.after_commit")
+#: Failpoints while a copy of several tables gets the columns of one of them.
+SHARED_COPY = ("columns.before_add", "columns.after_add")
 #: Failpoints while a table is added to a plan.
 ADDED_TABLE = ("add.before_write", "add.after_write")
 #: Failpoints while a running stream handles a control request.
