@@ -308,6 +308,27 @@ def test_files_of_others_stay(cli: Cli, server: MySQLServer, shards: list[str]) 
     check(cli, server, shards)
 
 
+def test_slices_of_one_source_are_cleared(cli: Cli, shards: list[str]) -> None:
+    """Those of others stay, though they are slices of the same attempt of the same group."""
+    context = cli.context
+    staged = []
+    for table in context.require_plan().tables[:2]:
+        schema, target = table.copy.sink_schema, context.sink.table(table)
+        row = {**dict.fromkeys(schema.names), "id": 1, "_cdc_seq": 1, "_cdc_op": "r", "_cdc_source": table.label}
+        staged.append((target, target.stage("9/9/1/slice-0", [pa.Table.from_pylist([row], schema)])))
+    (one, of_one), (two, of_two) = staged
+    one.clear_staged("9/9")
+    assert not one.is_staged(of_one) and two.is_staged(of_two)
+
+
+def test_an_alter_from_another_definition(cli: Cli) -> None:
+    context = cli.context
+    table = context.require_plan().tables[0]
+    other = table.select_columns(lambda name: name != "v")
+    with pytest.raises(TerminalError, match="have other columns than the table had before"):
+        context.sink.table(table).alter(other, {"cdc/test/altered": 1}, Fence("cdc/test", 1))
+
+
 def test_an_outdated_writer_of_one_table(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
     """The copy still has the columns that it knows, but not it alone decides which those are."""
     context = cli.context
@@ -581,3 +602,31 @@ def test_a_key_that_is_taken(unique: Cli, server: MySQLServer, shards: list[str]
     unique.catch_up()
     unique.catch_up()
     check(unique, server, shards)
+
+
+def test_a_taken_key_is_read_again(unique: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """A new snapshot does not bring in what the stream has refused."""
+    unique.snapshot()
+    unique.catch_up()
+    server.session(shards[1], "INSERT INTO orders VALUES (5, 'taken', 1)")
+    for _ in range(2):
+        with pytest.raises(TableSuspendedError, match=r"key \(id=5\) is already in the"):
+            unique.catch_up()
+        assert unique.resnapshot(f"{shards[1]}.orders") == "staged"
+    with pytest.raises(TableSuspendedError):
+        unique.catch_up()
+    assert (f"{shards[1]}.orders", 5, "taken") not in copied(unique, "id", "v")
+
+
+def test_keys_of_a_removed_table(unique: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """Its rows stay, so that no other table may have their keys."""
+    unique.snapshot()
+    unique.catch_up()
+    unique.value["source"]["tables"] = [rf"({shards[0]}|{shards[2]})\.orders"]
+    unique.write()
+    with unique.streaming():
+        pass
+    server.session(shards[0], "INSERT INTO orders VALUES (1005, 'taken', 1)")
+    with pytest.raises(TableSuspendedError, match=r"key \(id=1005\) is already in the"):
+        unique.catch_up()
+    assert (f"{shards[0]}.orders", 1005, "taken") not in copied(unique, "id", "v")
