@@ -400,10 +400,6 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("state.conn_id", ""), "state.conn_id is not the id of a connection"),
         (changed("spark.conn_id", "spark://u:hunter2@h"), "spark.conn_id is not the id of a connection"),
         (
-            MINIMAL | {"spark": {"conn_id": "spark_default", "master": "yarn"}},
-            "spark.conn_id and spark.master are both set. Leave one of them out",
-        ),
-        (
             changed("spark.master", "local[0]"),
             "spark.master is 'local[0]'. It must be local, local[N], local[*], spark",
         ),

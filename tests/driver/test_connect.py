@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.config.connections import resolve_connection
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.connections import ResolvedConnection, resolve_connection
 from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.config.spark_conf import parse_connect_server
 from airflow_provider_cdc.driver.launchers.local import start_attached
 from airflow_provider_cdc.driver.main import DriverRequest
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
+from airflow_provider_cdc.runtime.run_context import RunContext
 from tests.support.cli import Cli
 from tests.support.oracle import compare
 from tests.support.servers import MySQLServer
@@ -237,3 +239,27 @@ def test_connections_that_are_refused(parts: tuple[Any, ...], part: str) -> None
     with pytest.raises(NotReadyError) as refused:
         parse_connect_server("c", *parts)
     assert part in refused.value.message
+
+
+@pytest.mark.parametrize("kind", ["spark_connect", "spark"])
+def test_a_connection_and_a_master(kind: str) -> None:
+    """Both are needed with a server, and are two masters without one."""
+    parts = {"host": "127.0.0.1", "port": 1, "login": None, "password": None, "schema": None, "extra": {}}
+    known = {
+        "s": ResolvedConnection.from_json({"conn_id": "s", "conn_type": "mysql", **parts}),
+        "c": ResolvedConnection.from_json({"conn_id": "c", "conn_type": kind, **parts}),
+    }
+    pipeline = Pipeline.from_dict(
+        {
+            "name": "p",
+            "source": {"conn_id": "s", "tables": ["a.b"]},
+            "sink": {"path": "/nowhere"},
+            "spark": {"conn_id": "c", "master": "local[1]"},
+        }
+    )
+    if kind == "spark":
+        with pytest.raises(NotReadyError, match="spark.conn_id and spark.master are both set"):
+            RunContext.for_pipeline(pipeline, find_connection=known.__getitem__)
+        return
+    context = RunContext.for_pipeline(pipeline, find_connection=known.__getitem__)
+    assert context.connect is not None and context.spark_config[0] == "local[1]" and not context.runs_jobs_locally
