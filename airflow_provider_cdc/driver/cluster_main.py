@@ -113,7 +113,7 @@ class DriverHeartbeat(BackgroundLoop):
     def __init__(self, store: StateDatabase, driver: str, parent: int, *, needs_row: bool) -> None:
         super().__init__("driver-heartbeat", HEARTBEAT_SECONDS)
         self._store, self._driver, self._parent, self._needs_row = store, driver, parent, needs_row
-        self._was_told = False
+        self._is_ending = False
 
     def _step(self) -> None:
         if os.getppid() != self._parent:  # the container was killed, and this process was left over
@@ -121,9 +121,9 @@ class DriverHeartbeat(BackgroundLoop):
         is_wanted: bool | None = True
         with tolerate_outage():
             is_wanted = self._store.record_driver_heartbeat(self._driver)
-        if is_wanted or (is_wanted is None and not self._needs_row) or self._was_told:
+        if is_wanted or (is_wanted is None and not self._needs_row) or self._is_ending:
             return
-        self._was_told = True
+        self._is_ending = True
         logging.getLogger(LOGGER_NAME).warning("driver %s is not wanted any more: ending", self._driver)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             os._exit(1)

@@ -165,7 +165,7 @@ def test_it_is_alive_while_it_begins(opened: tuple[RunContext, StateDatabase], m
 def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -> None:
     """Each try of the task may be on a host with another clock, so the driver's own time is what counts."""
     from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
-    from airflow_provider_cdc.airflow.operators.stream_epoch import RestartNeeded, judge_epoch_end
+    from airflow_provider_cdc.airflow.operators.stream_epoch import RestartNeeded, decide_after_epoch
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
     run_context: Any = SimpleNamespace(pipeline=SimpleNamespace(name="p"), cluster=None)
@@ -179,7 +179,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             beat(store, number, row.started_at - datetime.now(UTC) + timedelta(seconds=lived))
             event = {"epoch": number, "found": False, "verdict": "lost"}
             with pytest.raises(RestartNeeded) as found:
-                judge_epoch_end(run_context, store, event, operator.log)
+                decide_after_epoch(run_context, store, event, operator.log)
             assert not found.value.made_progress
             return operator._count_failure(restarts, found.value)
 

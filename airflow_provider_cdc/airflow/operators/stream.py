@@ -31,8 +31,8 @@ from airflow_provider_cdc.airflow.operators.stream_driver import request_stop, s
 from airflow_provider_cdc.airflow.operators.stream_epoch import (
     RestartNeeded,
     apply_changed_settings,
+    decide_after_epoch,
     emit_catch_up_events,
-    judge_epoch_end,
     parse_paused,
     pause_or_resume,
 )
@@ -221,7 +221,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                 try:
                     with self._open_state() as (run_context, store):
                         if event is not None:
-                            result = judge_epoch_end(run_context, store, event, self.log)
+                            result = decide_after_epoch(run_context, store, event, self.log)
                             if result is not None:
                                 self._hooks.notify(context, store, run_context.pipeline, self.log)
                                 emit_catch_up_events(self, context, run_context.pipeline, store, result)

@@ -106,7 +106,7 @@ class RestartNeeded(Exception):
         self.error, self.ran_seconds, self.made_progress = error, ran_seconds, made_progress
 
 
-def judge_epoch_end(
+def decide_after_epoch(
     run_context: RunContext, store: StateDatabase, event: Mapping[str, Any], log: Any
 ) -> dict[str, Any] | None:
     """Decide what the end of an epoch means for the task.

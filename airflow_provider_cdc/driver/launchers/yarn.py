@@ -82,7 +82,7 @@ class YarnDriver:
         :raises UnexpectedError: if the state database does not know the driver.
         """
         try:
-            row = self._judge(self._store.driver(self._driver))
+            row = self._end_if_over(self._store.driver(self._driver))
         except UnexpectedError:
             raise
         except TransientError:
@@ -91,7 +91,7 @@ class YarnDriver:
         self._row = row
         return row
 
-    def _judge(self, row: DriverRow | None) -> DriverRow:
+    def _end_if_over(self, row: DriverRow | None) -> DriverRow:
         if row is not None and row.state != "ended":
             is_alive = row.state == "running" and self._monitor.observe(row.heartbeat_at, time.monotonic()) is not False
             if is_alive:
