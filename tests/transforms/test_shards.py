@@ -15,7 +15,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TerminalError
+from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.protocol import Fence, Upsert
+from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.oracle import open_copy
@@ -327,6 +329,77 @@ def test_an_alter_from_another_definition(cli: Cli) -> None:
     other = table.select_columns(lambda name: name != "v")
     with pytest.raises(TerminalError, match="have other columns than the table had before"):
         context.sink.table(table).alter(other, {"cdc/test/altered": 1}, Fence("cdc/test", 1))
+
+
+def test_commits_of_one_process_are_not_read(
+    cli: Cli, server: MySQLServer, shards: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables that share a copy take turns, and know of each other what they have written."""
+    asked, read, write_once = Counter[str](), LocalStorage.read, LocalStorage.write_once
+
+    def count_read(storage: LocalStorage, name: str) -> bytes | None:
+        asked["read"] += bool(re.search("_delta_log/0|metadata/", name))
+        return read(storage, name)
+
+    def count_write(storage: LocalStorage, name: str, data: bytes) -> bool:
+        is_written = write_once(storage, name, data)
+        asked["lost"] += not is_written
+        return is_written
+
+    monkeypatch.setattr(LocalStorage, "read", count_read)
+    monkeypatch.setattr(LocalStorage, "write_once", count_write)
+    with cli.epoch() as epoch:
+        at = epoch.section_start
+        for number in range(4):
+            for shard in shards:
+                server.session(shard, f"UPDATE orders SET v = 'batch {number}' WHERE id < 9")
+            with closing(epoch.job.make_planner()) as planner:
+                end = planner.find_batch_end(at, 1 << 40)
+            staged = epoch.job.stage_range(at, end, str(number))
+            if number == 1:
+                asked.clear()  # at first, each of them has read the table
+            epoch.apply_batch(staged)
+            at = end
+    assert not asked["read"] and not asked["lost"]
+    check(cli, server, shards)
+
+
+@pytest.mark.parametrize("kind", [DELTA])
+def test_a_lost_commit_is_not_known(cli: Cli, shards: list[str]) -> None:
+    """Another process was faster. The tables of this one must not take what was not written for a commit."""
+    context = cli.context
+    logs = [context.sink.table(table).load_log() for table in context.require_plan().tables[:2]]  # type: ignore[attr-defined]
+    other = DeltaLog(logs[0].storage)
+    other.refresh()
+    assert other.commit([{"txn": {"appId": f"{shards[1]}.orders:cdc/other", "version": 7}}], "TEST")
+    assert not logs[0].commit([{"txn": {"appId": f"{shards[0]}.orders:cdc/lost", "version": 7}}], "TEST")
+    for log in logs:
+        log.catch_up()
+        log.refresh()
+    assert "cdc/lost" not in logs[0].markers and logs[1].markers["cdc/other"] == 7
+    assert logs[0].commit([{"txn": {"appId": f"{shards[0]}.orders:cdc/made", "version": 7}}], "TEST")
+    logs[1].catch_up()
+    assert logs[1].version == logs[0].version == other.version + 1 and "cdc/made" not in logs[1].markers
+
+
+@pytest.mark.parametrize("kind", [DELTA])
+def test_a_log_that_was_restored_from_a_backup(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
+    """What this process knows of the log from before is void."""
+    context, folder = cli.context, cli.sink / "all" / "orders"
+    log = context.sink.table(context.require_plan().tables[0]).load_log()  # type: ignore[attr-defined]
+    versions = {path: path.read_bytes() for path in (folder / "_delta_log").glob("*.json")}
+    before = log.version
+    for number in range(3):
+        assert log.commit([{"txn": {"appId": f"{shards[0]}.orders:cdc/late", "version": number}}], "TEST")
+    for path in (folder / "_delta_log").glob("*.json"):
+        if path not in versions:
+            path.unlink()
+    log._refreshed_at = 0.0  # some time has passed
+    log.refresh()
+    assert log.version == before and "cdc/late" not in log.markers
+    changes(server, shards)
+    cli.catch_up()
+    check(cli, server, shards)
 
 
 def test_an_outdated_writer_of_one_table(cli: Cli, server: MySQLServer, shards: list[str]) -> None:

@@ -20,6 +20,7 @@ from airflow_provider_cdc.model.multiset import MissingRowsError
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.lake.log.column_digest import COLUMNS_MARKER, digest_columns
 from airflow_provider_cdc.sinks.lake.log.file_commit import FileCommit
+from airflow_provider_cdc.sinks.lake.log.process_commits import commit_turn
 from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS, TableLog
 from airflow_provider_cdc.sinks.lake.merge.key_hashes import KeyHasher
 from airflow_provider_cdc.sinks.lake.merge.key_index import KeyIndex
@@ -165,6 +166,20 @@ class TransactionalTable(SliceStaging, Generic[Log]):
         :param decide_edit: called with the current state of the table; returns the edit, a commit that is ready to be
             written, or ``None`` to leave it unchanged.
         """
+        if self._format.source is None:
+            return self._commit_edit(decide_edit, markers, fence)
+        with commit_turn(self.storage.uri()):
+            self._log.catch_up()
+            return self._commit_edit(decide_edit, markers, fence)
+
+    # ------------------------------------------------------------ parts
+
+    def _commit_edit(
+        self,
+        decide_edit: Callable[[Log], TableEdit | FileCommit | None],
+        markers: Mapping[str, int],
+        fence: Fence,
+    ) -> bool:
         log = self._log
         for attempt in range(COMMIT_TRIES):
             # Optimistic at first: the commit itself detects an outdated version. But only the newest version shows that
@@ -191,8 +206,6 @@ class TransactionalTable(SliceStaging, Generic[Log]):
                 continue
             back_off(attempt)
         raise self._gave_up_error()
-
-    # ------------------------------------------------------------ parts
 
     def _awaits_adoption(self) -> bool:
         return self.options.adopt and owner_of(self._log.properties) is None

@@ -30,6 +30,7 @@ from airflow_provider_cdc.sinks.delta.log.deletion_vectors import DeletionVector
 from airflow_provider_cdc.sinks.delta.log.features import check_protocol
 from airflow_provider_cdc.sinks.delta.log.live_file import DeltaLiveFile, now_milliseconds
 from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
+from airflow_provider_cdc.sinks.lake.log.process_commits import RecentCommits
 from airflow_provider_cdc.sinks.lake.log.source_scope import WHOLE_TABLE, SourceScope
 from airflow_provider_cdc.sinks.lake.log.table_log import FRESH_SECONDS
 from airflow_provider_cdc.sinks.storage.storage import Storage
@@ -42,6 +43,9 @@ _VERSION_FILE_NAME = re.compile(rf"{LOG_FOLDER}/\d{{20}}\.")
 _REMEMBER_SECONDS = 86400
 #: Commits after which older tombstones are forgotten: a stream runs for months.
 _FORGET_EVERY = 1000
+
+#: Commits to tables that several sources share.
+_recent_commits = RecentCommits()
 
 
 @dataclass
@@ -144,6 +148,12 @@ class DeltaLog:
             self._reset()  # so that nothing is committed on it
             raise
 
+    def catch_up(self) -> None:
+        """Replay the commits of other sources that this process knows, without a look at the storage."""
+        while self.version >= 0 and (actions := self._known_commit()) is not None:
+            self._replay(actions, self.version + 1)
+            self.version += 1
+
     def refresh_checkpoint_version(self) -> None:
         """Look for the newest checkpoint, which another process may have written."""
         if checkpoint := self._find_checkpoint():
@@ -215,6 +225,7 @@ class DeltaLog:
                 message, remedy = problem.message, problem.remedy
             raise TransientError(f"the {self.name} could not be committed: {message}", remedy) from problem
         if is_committed:
+            self._remember_commit(lines)
             self._replay(lines, self.version + 1, own_commit=True)
             self.version += 1
             self._refreshed_at = time.time()
@@ -321,6 +332,8 @@ class DeltaLog:
         return checkpoint is None or checkpoint.version != self.version
 
     def _reset(self) -> None:
+        if self.scope.source is not None and self.table_id is not None:
+            _recent_commits.forget(self.table_id)
         self.revived_files |= self.all_files.keys()
         self.version, self.markers, self.metadata, self.protocol = -1, {}, {}, {}
         self.files, self.other_files, self.tombstones, self.domain_metadata = {}, {}, {}, {}
@@ -353,12 +366,12 @@ class DeltaLog:
         if checkpoint is not None:
             self._replay(read_actions(self.storage, checkpoint, self.name), checkpoint.version)
             self.version = self.checkpoint_version = self._undated_checkpoint = checkpoint.version
-        self._read_new_commits()
+        self._read_new_commits(only_storage=True)
         later_versions = [
             int(m[1]) for m in filter(None, map(_COMMIT_NAME.fullmatch, self._list_log())) if int(m[1]) > self.version
         ]
         if later_versions:  # a gap, or new commits
-            self._read_new_commits()
+            self._read_new_commits(only_storage=True)
             if min(later_versions) > self.version and self._find_checkpoint() != checkpoint:  # the log was cleaned up
                 self._reset()
                 self._load()
@@ -368,11 +381,27 @@ class DeltaLog:
                     "Restore the file, or start with a fresh sink.path",
                 )
 
-    def _read_new_commits(self) -> None:
+    def _read_new_commits(self, *, only_storage: bool = False) -> None:
+        if not only_storage:
+            self.catch_up()
         while (data := self.storage.read(self._commit_name(self.version + 1))) is not None:
-            self._replay(self._parse_commit(self.version + 1, data), self.version + 1)
+            actions = self._parse_commit(self.version + 1, data)
+            self._remember_commit(actions)
+            self._replay(actions, self.version + 1)
             self.version += 1
+            if not only_storage:
+                self.catch_up()
         self._refreshed_at = time.time()
+
+    def _known_commit(self) -> Sequence[dict[str, Any]] | None:
+        """Return the actions of the next commit if this process knows it."""
+        is_shared = self.scope.source is not None and self.table_id is not None
+        return _recent_commits.get(str(self.table_id), self.version + 1) if is_shared else None
+
+    def _remember_commit(self, actions: Sequence[dict[str, Any]]) -> None:
+        """Let other sources of the table know the next commit, which is in the storage."""
+        if self.scope.source is not None and self.table_id is not None:
+            _recent_commits.add(self.table_id, self.version + 1, actions)
 
     def _replay(self, actions: Iterable[Mapping[str, Any]], version: int, *, own_commit: bool = False) -> None:
         adds, removed_files = [], dict[str, DeltaLiveFile]()

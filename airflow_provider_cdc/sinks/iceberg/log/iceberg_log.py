@@ -26,6 +26,12 @@ from airflow_provider_cdc.sinks.iceberg.format.snapshots import ancestors_of
 from airflow_provider_cdc.sinks.iceberg.format.table_metadata import TableMetadata
 from airflow_provider_cdc.sinks.iceberg.log.column_ids import identify_columns
 from airflow_provider_cdc.sinks.iceberg.log.folder_owner import FolderOwner, take_folder
+from airflow_provider_cdc.sinks.iceberg.log.known_versions import (
+    KnownVersion,
+    find_newest_version,
+    is_newer,
+    remember_version,
+)
 from airflow_provider_cdc.sinks.iceberg.log.live_file import IcebergLiveFile
 from airflow_provider_cdc.sinks.iceberg.log.retained_files import find_retained_paths
 from airflow_provider_cdc.sinks.iceberg.log.snapshot_commit import SnapshotCommit
@@ -70,6 +76,7 @@ class IcebergLog:
     _table: CatalogTable | None = None
     _dead_rows: dict[str, tuple[ContentFile, BitMap]] = field(default_factory=dict)
     _retained_paths: frozenset[str] | None = None
+    _known_version: KnownVersion | None = None
     _refreshed_at: float = 0.0
     _reader: SnapshotReader | None = None
     _definition: object = None
@@ -175,6 +182,7 @@ class IcebergLog:
             does not have the last snapshot of this project.
         :raises NotReadyError: if its format version lacks deletion vectors, and they are needed.
         """
+        self.catch_up()
         try:
             self._advance_to(self._require_table())
         except (TerminalError, NotReadyError):
@@ -220,6 +228,16 @@ class IcebergLog:
 
         paths = {f.entry.file.file_path for f in self.all_files.values()}
         check_live_files(self.reader, self.name, self.metadata, paths)
+
+    def catch_up(self) -> None:
+        """Advance to the newest version that this process knows of a table that several sources share."""
+        if self._table is None or self.scope.source is None:
+            return
+        newest = find_newest_version(self.metadata.table_uuid)
+        if newest is not None and is_newer(newest.table.metadata, self.metadata):
+            refreshed_at = self._refreshed_at
+            self._set_version(newest.table, newest.manifests)
+            self._refreshed_at = refreshed_at
 
     def commit(self, commit: SnapshotCommit) -> CommitOutcome:
         """Make the next snapshot.
@@ -316,7 +334,10 @@ class IcebergLog:
             manifests = {}
         elif known is None or known.current_snapshot is None or known.current_snapshot.json != snapshot.json:
             reader = SnapshotReader(self.storage, TableLocation(metadata.location))
-            manifests = reader.load_manifests(reader.read_list(snapshot.manifest_list), self.manifests)
+            known_manifests: Mapping[str, LoadedManifest] = self.manifests
+            if self.scope.source is not None and (newest := find_newest_version(metadata.table_uuid)) is not None:
+                known_manifests = ChainMap(dict(known_manifests), dict(newest.manifests))
+            manifests = reader.load_manifests(reader.read_list(snapshot.manifest_list), known_manifests)
         self._set_version(table, manifests)
 
     def _check_supported(self, metadata: TableMetadata) -> None:
@@ -404,6 +425,8 @@ class IcebergLog:
         self.markers = {name: value for name, value in own_markers if name is not None}
         self._retained_paths = None
         self._refreshed_at = time.time()
+        if self.scope.source is not None:
+            self._known_version = remember_version(table, self.manifests)  # the others find it as long as a log has it
 
     def _reset(self) -> None:
         self.revived_files |= self.all_files.keys()

@@ -83,6 +83,12 @@ class TableLog(Protocol):
     def files(self) -> Mapping[str, LiveFile]:
         """Live files by path."""
 
+    def catch_up(self) -> None:
+        """Advance to the newest version that this process knows, without a look at the storage.
+
+        Only a log of one of several sources does that.
+        """
+
     @property
     def other_files(self) -> Mapping[str, LiveFile]:
         """Live files of other source tables that are copied into the same table, by path."""
