@@ -15,6 +15,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TerminalError
+from airflow_provider_cdc.sinks.delta import maintenance
+from airflow_provider_cdc.sinks.delta import table as delta_table
 from airflow_provider_cdc.sinks.delta.log.delta_log import DeltaLog
 from airflow_provider_cdc.sinks.protocol import Fence, Upsert
 from airflow_provider_cdc.sinks.storage.local_storage import LocalStorage
@@ -380,6 +382,28 @@ def test_a_lost_commit_is_not_known(cli: Cli, shards: list[str]) -> None:
     assert logs[0].commit([{"txn": {"appId": f"{shards[0]}.orders:cdc/made", "version": 7}}], "TEST")
     logs[1].catch_up()
     assert logs[1].version == logs[0].version == other.version + 1 and "cdc/made" not in logs[1].markers
+
+
+@pytest.mark.parametrize("kind", [DELTA])
+def test_one_checkpoint_is_enough(
+    cli: Cli, server: MySQLServer, shards: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first table to whose commits one is due writes it, and the others see that."""
+    for module in (maintenance, delta_table):
+        monkeypatch.setattr(module, "OVERDUE_COMMITS", 8)
+    monkeypatch.setattr(maintenance, "_CHECKPOINT_INTERVAL", 4)
+    log_folder = cli.sink / "all" / "orders" / "_delta_log"
+    with cli.epoch() as epoch:
+        at = epoch.section_start
+        while not [*log_folder.glob("*.checkpoint.parquet")]:
+            for shard in shards:
+                server.session(shard, "UPDATE orders SET n = n + 1 WHERE id < 9")
+            with closing(epoch.job.make_planner()) as planner:
+                end = planner.find_batch_end(at, 1 << 40)
+            epoch.apply_batch(epoch.job.stage_range(at, end, str(end.at)))
+            at = end
+    assert len([*log_folder.glob("*.checkpoint.parquet")]) == 1
+    check(cli, server, shards)
 
 
 @pytest.mark.parametrize("kind", [DELTA])

@@ -18,6 +18,8 @@ from airflow_provider_cdc.sinks.lake.storage_clock import ABANDONED_HOURS, file_
 #: Minimum hours for which files of older versions are kept, for readers of such a version.
 MIN_RETENTION_HOURS = 1
 _PROTECTED_BEFORE_PROPERTY = "delta.requireCheckpointProtectionBeforeVersion"
+#: In place of a checkpoint's version: no older checkpoint will do.
+OBSOLETE = -1
 #: Commits between two checkpoints.
 _CHECKPOINT_INTERVAL = 100
 #: Commits after which the committer itself writes the checkpoint, because maintenance, which does not delay the stream,
@@ -30,7 +32,7 @@ def is_checkpoint_due(log: DeltaLog, commits: int | None = None) -> bool:
 
     :param commits: number of commits; by default the regular interval between checkpoints.
     """
-    return log.version - (log.checkpoint_version or 0) >= (_CHECKPOINT_INTERVAL if commits is None else commits)
+    return log.version - max(log.checkpoint_version or 0, 0) >= (_CHECKPOINT_INTERVAL if commits is None else commits)
 
 
 def write_checkpoint_if_due(log: DeltaLog, commits: int | None = None) -> None:
@@ -41,8 +43,8 @@ def write_checkpoint_if_due(log: DeltaLog, commits: int | None = None) -> None:
     """
     if not is_checkpoint_due(log, commits):
         return
-    if log.checkpoint_version is not None:  # otherwise a checkpoint with the current protocol is needed
-        log.refresh_checkpoint_version()  # by another process
+    if log.checkpoint_version != OBSOLETE:  # otherwise a checkpoint with the current protocol is needed
+        log.refresh_checkpoint_version()  # by another process, or by another table whose copy is the same
         if not is_checkpoint_due(log, commits):
             return
     try:

@@ -31,6 +31,7 @@ from airflow_provider_cdc.sinks.delta.log.features import (
     uses_vectors,
 )
 from airflow_provider_cdc.sinks.delta.maintenance import (
+    OBSOLETE,
     OVERDUE_COMMITS,
     is_checkpoint_due,
     vacuum_files,
@@ -182,7 +183,7 @@ class DeltaSinkTable(LakeTable[DeltaLog]):
         if vectors_disabled and not any(file.deletion_vector for file in log.all_files.values()):
             # If it fails, next time.
             log.commit(switch_vectors_actions(log.protocol, log.metadata, vectors=False), "DROP FEATURE")
-            log.checkpoint_version = None
+            log.checkpoint_version = OBSOLETE
         # An object used only for maintenance never commits rows, and would accumulate these keys.
         self._forget_revived_keys()
         vacuum_files(log)
