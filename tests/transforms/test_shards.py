@@ -25,6 +25,7 @@ from tests.support.cli import Cli
 from tests.support.oracle import open_copy
 from tests.support.servers import MySQLServer
 from tests.support.sink_kinds import DELTA, ICEBERG
+from tests.support.transforms import HASH_CONNECTION, HASH_ENV, hmac_sql
 
 pytestmark = pytest.mark.one_of("server", "kind")
 
@@ -440,6 +441,56 @@ def test_an_outdated_writer_of_one_table(cli: Cli, server: MySQLServer, shards: 
     with pytest.raises(TerminalError, match="has other columns than its source table"):
         old.commit(lambda _: Upsert(row), {}, Fence("cdc/test", 1))
     check(cli, server, shards, "id", "v", "n", "more", **{shard: {"more": "NULL"} for shard in shards[1:]})
+
+
+def test_a_table_is_dropped(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str) -> None:
+    """Its rows go, and those of the others stay."""
+    cli = pipeline(tmp_path, server, shards, kind, sink={"on_dropped": "drop"}, stream={"fail_on_suspended": False})
+    cli.snapshot()
+    cli.catch_up()
+    server.session(shards[1], "DROP TABLE orders")
+    server.session(shards[0], "UPDATE orders SET v = 'goes on' WHERE id = 3")
+    cli.catch_up()
+    cli.catch_up()
+    assert copied(cli, "id", "v") == source_rows(server, [shards[0], shards[2]], "id", "v")
+
+
+def test_a_start_without_a_snapshot(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str) -> None:
+    cli = pipeline(tmp_path, server, shards, kind, stream={"start": "latest"})
+    cli.snapshot()
+    for number, shard in enumerate(shards):
+        server.session(shard, f"INSERT INTO orders VALUES (900, 'new {number}', 1), (901, 'other', 1)")
+    cli.catch_up()
+    server.session(shards[1], "UPDATE orders SET v = 'changed' WHERE id = 900", "DELETE FROM orders WHERE id = 901")
+    cli.catch_up()
+    expected = source_rows(server, shards, "id", "v")
+    assert copied(cli, "id", "v") == Counter({row: count for row, count in expected.items() if row[1] >= 900})
+
+
+@pytest.mark.parametrize("rule", ["hash", "where"])
+def test_rules(server: MySQLServer, shards: list[str], tmp_path: Path, kind: str, rule: str) -> None:
+    """Hashed keys, and a condition for one table."""
+    any_shard = f"({'|'.join(shards)})"
+    transforms: dict[str, Any] = {"where": {rf"{shards[1]}\.orders": "n > 10"}}
+    if rule == "hash":
+        transforms = {"hash_key_conn_id": HASH_CONNECTION, "columns": {rf"{any_shard}\.orders\.id": "hash"}}
+    cli = pipeline(tmp_path, server, shards, kind, transforms=transforms)
+    cli.env |= HASH_ENV
+    cli.snapshot()
+    changes(server, shards)
+    cli.catch_up()
+    assert {found.verdict for found in verify_tables(cli.context)} == {"equal"}
+    rows = source_rows(
+        server,
+        shards,
+        hmac_sql("id") if rule == "hash" else "id",
+        "v",
+        "n",
+        **{shard: {hmac_sql("id"): hmac_sql("id")} for shard in shards},
+    )
+    if rule == "where":
+        rows = Counter({row: count for row, count in rows.items() if row[0] != f"{shards[1]}.orders" or row[3] > 10})
+    assert copied(cli, "id", "v", "n") == rows
 
 
 def test_maintenance_and_uninstall(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
