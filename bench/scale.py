@@ -22,20 +22,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from sqlalchemy import Engine, event, make_url
 
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
-from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.model.plan import Plan, cut_into_slices
 from airflow_provider_cdc.mysql.client.verified_connection import VerifiedConnection
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_once
 from airflow_provider_cdc.snapshot.run import adopt_published_groups, run_snapshot
 from airflow_provider_cdc.state.table_reader import TableQuery
 from airflow_provider_cdc.stream.run import begin_epoch
@@ -47,6 +44,7 @@ from bench.snapshot import machine
 from tests import ROOT
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
+from tests.support.written_slices import write_slices
 
 #: Chunks of a table, rows that a chunk is said to have, chunks of a group as with the default settings, and tables that
 #: the batch of the stream changes.
@@ -103,7 +101,7 @@ class Meter:
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         before, began = self._bytes(), time.process_time()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here on
         self.steps.append(Step(name))
         try:
             yield
@@ -116,39 +114,6 @@ class Meter:
 
     def _bytes(self) -> int:
         return sum(file.stat().st_size for file in Path(self.sink).rglob("*") if file.is_file())
-
-
-def write_slices(job: SnapshotJob) -> list[dict[str, Any]]:
-    """What the tasks of a job leave: for each slice a file with a row of each chunk, and a manifest."""
-    layout = job.layout
-    plan = Plan.from_json(read_json(job.storage, layout.group_plan(job.generation, job.group)))
-    wanted, found = cut_into_slices(plan.chunks), []
-    at = plan.p0.at.to_json()
-    seq, now = job.timeline.seq(plan.p0.at), pa.scalar(0, pa.timestamp("us", "UTC"))
-    for no in job.slice_numbers:
-        chunks, table = wanted[no], plan.tables[wanted[no][0].table]
-        name = layout.slice_manifest(table, job.generation, job.group, job.attempt, no)
-        columns: dict[str, Any] = {"id": pa.array([c.lower[0] for c in chunks], pa.int32())}
-        columns |= {column.name: pa.nulls(len(chunks), pa.int32()) for column in table.columns[1:]}
-        columns["_cdc_seq"] = pa.array([seq] * len(chunks), pa.int64())
-        columns |= {"_cdc_op": pa.array(["r"] * len(chunks)), "_cdc_ts": pa.array([now] * len(chunks), now.type)}
-        place = f"{job.generation}/{job.group}/{job.attempt}/slice-{no:05d}"
-        file = job.sink.table(table).stage(place, [pa.table(columns)])
-        chunk = {"lw": at, "hw": at, "rows": ROWS, "corrected": 0, "seconds": 0.5}
-        manifest = {
-            "slice": no,
-            "table": chunks[0].table,
-            "fingerprint": table.fingerprint(),
-            "lineage": job.timeline.to_json(),
-            "since": job.resume_point.to_json(),
-            "reading": job.resnapshot_number,
-            "binlogs": {},
-            "file": file.to_json(),
-            "chunks": [{"no": c.number, **chunk} for c in chunks],
-        }
-        write_json_once(job.storage, name, manifest)
-        found.append({**manifest, "asked": {}})
-    return found
 
 
 def measure(file: str, change: Callable[[], None]) -> dict[str, Any]:
@@ -165,7 +130,7 @@ def measure(file: str, change: Callable[[], None]) -> dict[str, Any]:
         with meter.step("plan"):
             plan = context.ensure_plan(store)
         with meter.step("track and publish"):
-            run_snapshot(context, store, plan, write_slices)
+            run_snapshot(context, store, plan, partial(write_slices, rows=ROWS, seconds=0.5))
         with meter.step("`status`"):
             told = read_status(context)
         assert told["snapshot"]["complete"]

@@ -196,7 +196,7 @@ _TLS_REMEDY = (
 #: Why a stream cannot run on such a server, and what to do.
 STREAM_REFUSED = (
     "the stream cannot run on a Spark Connect server: its batches are applied in the process that holds the key index "
-    "and the fence, and a server would move that into a worker of its own",
+    "and the fence, and a server would move that into a separate worker process",
     "Set spark.master as well, such as local[2]: the stream then runs there, and all other jobs on the server",
 )
 

@@ -40,6 +40,8 @@ def open_connect_session(server: ConnectServer, report_line: Callable[[str], Non
     began = time.monotonic()
     check_client_install()
     remove_airflow_variables()
+    from grpc import RpcError
+    from pyspark.errors import PySparkException
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -51,7 +53,7 @@ def open_connect_session(server: ConnectServer, report_line: Callable[[str], Non
         master = spark.conf.get("spark.master", "")
         encrypted = [str(spark.conf.get(key, "false")).lower() == "true" for key in ENCRYPTION_SETTINGS]
         spark.client.set_retry_policies(policies)
-    except Exception as error:
+    except (PySparkException, RpcError) as error:
         raise _session_error(server, error) from None
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         spark.stop()

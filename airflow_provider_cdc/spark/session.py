@@ -250,7 +250,10 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
         minutes.
     """
     ended, master = threading.Event(), str(spark.conf.get("spark.master", "the server"))
-    idle = _connect_idle_check(spark) if is_connect_session(spark) else _idle_check(spark)
+    waits = threading.Event()
+    note_progress = _make_progress_handler(waits)
+    is_connect: bool = is_connect_session(spark)
+    idle = waits.is_set if is_connect else _idle_check(spark)
 
     def watch() -> None:
         last_busy, last_warned = time.monotonic(), -math.inf
@@ -268,12 +271,16 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
                     )
 
     thread = threading.Thread(target=watch, name="spark-idle-warning", daemon=True)
-    if not is_local_master(master):
+    if is_connect:
+        spark.registerProgressHandler(note_progress)
+    if not is_local_master(master) or is_connect:
         thread.start()
     try:
         yield
     finally:
         ended.set()
+        if is_connect:
+            spark.removeProgressHandler(note_progress)
 
 
 def is_connect_session(spark: SparkSession) -> bool:
@@ -293,16 +300,14 @@ def _idle_check(spark: SparkSession) -> Callable[[], bool]:
     return is_idle
 
 
-def _connect_idle_check(spark: Any) -> Callable[[], bool]:
-    """Return the same function for a session of a server, which reports progress while a job runs."""
-    waits = threading.Event()
+def _make_progress_handler(waits: threading.Event) -> Any:
+    """Return a handler of the progress that a server reports: it sets an event while no task has started."""
 
     def note_progress(stages: Iterable[Any], inflight_tasks: int, *_: object, **__: object) -> None:
         is_waiting = inflight_tasks == 0 and not any(stage.num_completed_tasks for stage in stages)
         (waits.set if is_waiting else waits.clear)()
 
-    spark.registerProgressHandler(note_progress)
-    return waits.is_set
+    return note_progress
 
 
 def ui_address(spark: SparkSession) -> str | None:

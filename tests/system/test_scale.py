@@ -14,21 +14,19 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.chunk_groups.chunk_group import open_sink_tables, read_coverage
-from airflow_provider_cdc.chunk_groups.task import SnapshotJob
 from airflow_provider_cdc.config import Pipeline
-from airflow_provider_cdc.model.plan import Plan, cut_into_slices
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.runtime.run_context import RunContext
-from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_once
 from airflow_provider_cdc.snapshot.run import adopt_published_groups, run_snapshot
 from tests import ROOT
+from tests.support.written_slices import write_slices
 
 if TYPE_CHECKING:
     from tests.support.servers import MySQLServer
@@ -37,39 +35,6 @@ if TYPE_CHECKING:
 SIZES = [pytest.param(sizes, marks=pytest.mark.long) for sizes in ((10_000, 40_000), (20_000, 100_000))]
 #: Chunks of a group: as many as with the default settings.
 IN_GROUP = 494
-
-
-def write_slices(job: SnapshotJob) -> list[dict[str, Any]]:
-    """What the tasks of a job leave: for each slice a file with a row of each chunk, and a manifest."""
-    layout = job.layout
-    plan = Plan.from_json(read_json(job.storage, layout.group_plan(job.generation, job.group)))
-    wanted, found = cut_into_slices(plan.chunks), []
-    at = plan.p0.at.to_json()
-    seq, now = job.timeline.seq(plan.p0.at), pa.scalar(0, pa.timestamp("us", "UTC"))
-    for no in job.slice_numbers:
-        chunks, table = wanted[no], plan.tables[wanted[no][0].table]
-        name = layout.slice_manifest(table, job.generation, job.group, job.attempt, no)
-        columns: dict[str, Any] = {"id": pa.array([c.lower[0] for c in chunks], pa.int32())}
-        columns |= {column.name: pa.nulls(len(chunks), pa.int32()) for column in table.columns[1:]}
-        columns["_cdc_seq"] = pa.array([seq] * len(chunks), pa.int64())
-        columns |= {"_cdc_op": pa.array(["r"] * len(chunks)), "_cdc_ts": pa.array([now] * len(chunks), now.type)}
-        place = f"{job.generation}/{job.group}/{job.attempt}/slice-{no:05d}"
-        file = job.sink.table(table).stage(place, [pa.table(columns)])
-        chunk = {"lw": at, "hw": at, "rows": 1, "corrected": 0, "seconds": 0.001}
-        manifest = {
-            "slice": no,
-            "table": chunks[0].table,
-            "fingerprint": table.fingerprint(),
-            "lineage": job.timeline.to_json(),
-            "since": job.resume_point.to_json(),
-            "reading": job.resnapshot_number,
-            "binlogs": {},
-            "file": file.to_json(),
-            "chunks": [{"no": c.number, **chunk} for c in chunks],
-        }
-        write_json_once(job.storage, name, manifest)
-        found.append({**manifest, "asked": {}})
-    return found
 
 
 def measure(file: str) -> dict[str, Any]:
@@ -88,7 +53,7 @@ def measure(file: str) -> dict[str, Any]:
         plan = context.ensure_plan(store)
         chunks = len(plan.chunks)
         lap("plan")
-        run_snapshot(context, store, plan, write_slices)
+        run_snapshot(context, store, plan, partial(write_slices, rows=1, seconds=0.001))
         lap("track and publish")
     told = read_status(context)
     assert told["snapshot"]["complete"] and told["snapshot"]["chunks_done"] == chunks

@@ -1,6 +1,6 @@
 """What the tables of one process that share a copy know of each other's commits.
 
-Each source table has a log of its own. Without more, each of them would lose its first try of a commit to another one,
+Each source table has its own log. Without this module, each would lose its first try of a commit to another one,
 and would read from the storage what the others have written: with n tables in a batch, n * n files.
 """
 

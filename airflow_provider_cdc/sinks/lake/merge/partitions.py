@@ -120,7 +120,7 @@ class TableFormat:
         except TerminalError:
             raise NotReadyError(
                 f"sink.routes: the name of table {table.label} is too long for the folder of its rows in a shared copy",
-                "Copy the table into one of its own, or into Iceberg, whose partitions have no folders",
+                "Copy the table into a separate one, or into Iceberg, whose partitions have no folders",
                 table=table.label,
             ) from None
         return table_format
