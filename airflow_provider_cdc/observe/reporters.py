@@ -94,7 +94,7 @@ class BarReporter:
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[told]}", markup=False),
+            TextColumn("{task.fields[progress]}", markup=False),
             console=console or Console(stderr=True),
         )
         self._tasks: dict[str, Any] = {}
@@ -118,8 +118,8 @@ class BarReporter:
         if label in self._done:
             return
         if label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(label, total=total, told="")
-        self._bars.update(self._tasks[label], completed=progress.chunks_done, total=total, told=str(progress))
+            self._tasks[label] = self._bars.add_task(label, total=total, progress="")
+        self._bars.update(self._tasks[label], completed=progress.chunks_done, total=total, progress=str(progress))
         if progress.chunks_done >= total:
             self._done.add(label)
             self._bars.remove_task(self._tasks.pop(label))
