@@ -19,8 +19,10 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 from airflow_provider_cdc.config.spark_conf import (
     CONNECT_TYPE,
+    KUBERNETES_CONNECTION,
     RESOURCE_MANAGER,
     ConnectServer,
+    KubernetesCluster,
     YarnCluster,
     check_master,
     parse_connect_server,
@@ -54,7 +56,10 @@ _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
 _SPARK_TYPES = ("spark", "yarn", "k8s", "local")
 # Without effect: they are for the cluster mode of standalone clusters, which Python drivers do not have.
 _SPARK_IGNORED = ("rest-scheme", "rest-port")
-_SPARK_EXTRA = ("queue", "namespace", "deploy-mode", RESOURCE_MANAGER, "spark-binary", *_SPARK_IGNORED)
+_SPARK_EXTRA = (
+    *("queue", "namespace", "deploy-mode", RESOURCE_MANAGER, KUBERNETES_CONNECTION, "spark-binary"),
+    *_SPARK_IGNORED,
+)
 # Connections, variables, settings (including database address and keys), the context of the task, start-up messages.
 _AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW_(?!(?:HOME|CDC_STATE_DIR)$)")
 
@@ -363,7 +368,7 @@ def connect_server(conn: ResolvedConnection) -> ConnectServer | None:
     return parse_connect_server(conn.conn_id, conn.host, conn.port, conn.login, conn.password, conn.extra)
 
 
-def spark_cluster(conn: ResolvedConnection) -> YarnCluster | None:
+def spark_cluster(conn: ResolvedConnection) -> YarnCluster | KubernetesCluster | None:
     """Return the cluster that runs the drivers, according to the extra ``deploy-mode``; ``None`` in client mode.
 
     :raises NotReadyError: if the connection is not valid.

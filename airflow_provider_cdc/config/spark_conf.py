@@ -53,7 +53,6 @@ RESOURCE_MANAGER = "yarn_resourcemanager_webapp_address"
 _NO_CLUSTER_MODE = {
     "local": "Spark has no cluster mode with a local master",
     "spark": "cluster deploy mode is currently not supported for python applications on standalone clusters",
-    "k8s": "cluster mode on Kubernetes is not supported yet",
 }
 
 
@@ -67,7 +66,58 @@ class YarnCluster:
     resource_manager: str
 
 
-def parse_deploy_mode(what: str, master: str, extra: Mapping[str, Any]) -> YarnCluster | None:
+#: Extra of a connection with the id of another one, of type kubernetes, that says how the API server is accessed.
+KUBERNETES_CONNECTION = "kubernetes_conn_id"
+
+
+@dataclass(frozen=True)
+class KubernetesCluster:
+    """A Kubernetes cluster that runs the drivers, each in a pod of its own.
+
+    :param api_server: address of its API server.
+    :param conn_id: connection of type kubernetes that says how it is accessed; ``None`` for the service account of
+        the pod in which the task runs, or else the default kubeconfig file.
+    """
+
+    api_server: str
+    conn_id: str | None = None
+
+
+#: Spark settings that decide about the pod of a driver; all others that begin with ``spark.kubernetes.`` are refused.
+POD_SETTINGS = (
+    "spark.kubernetes.namespace",
+    "spark.kubernetes.container.image",
+    "spark.kubernetes.driver.podTemplateFile",
+    "spark.kubernetes.driver.podTemplateContainerName",
+)
+_DEFAULT_CORES = 2
+
+
+def driver_pod_master(conf: Mapping[str, str]) -> str:
+    """Return the master with which Spark runs in the pod of a driver: the pod does all the work itself.
+
+    :raises NotReadyError: if a setting would have no effect there.
+    """
+    for key in conf:
+        if key.startswith("spark.kubernetes.") and key not in POD_SETTINGS:
+            raise NotReadyError(
+                f"spark.conf: {key} has no effect on the pod of a driver",
+                "Leave it out. What the pod needs belongs into the file that spark.kubernetes.driver.podTemplateFile "
+                "names",
+            )
+        if key == "spark.executor.instances" or key.startswith("spark.dynamicAllocation."):
+            raise NotReadyError(
+                f"spark.conf: {key}: with deploy-mode cluster on Kubernetes there are no executors",
+                "Leave it out: the pod of a driver does the work itself, with spark.driver.cores; chunk groups are "
+                "read by several pods at a time",
+            )
+    cores = conf.get("spark.driver.cores", str(_DEFAULT_CORES))
+    if not re.fullmatch("[1-9][0-9]{0,2}", cores):
+        raise invalid_value("spark.conf: spark.driver.cores", cores, "a whole number from 1 to 999")
+    return f"local[{cores}]"
+
+
+def parse_deploy_mode(what: str, master: str, extra: Mapping[str, Any]) -> YarnCluster | KubernetesCluster | None:
     """Return the cluster that runs the drivers; ``None`` if they run on the host of the task (client mode).
 
     :param what: name of the connection in messages.
@@ -79,16 +129,20 @@ def parse_deploy_mode(what: str, master: str, extra: Mapping[str, Any]) -> YarnC
         raise invalid_value(f"{what}: extra 'deploy-mode'", mode, "client or cluster")
     if mode == "client":
         return None
+    if master.startswith("k8s://"):
+        address = master.removeprefix("k8s://")
+        api_server = address if "://" in address else f"https://{address}"
+        return KubernetesCluster(api_server, extra.get(KUBERNETES_CONNECTION))
     if master != "yarn":
         reason = _NO_CLUSTER_MODE[re.split(r"\W", master)[0]]
         raise NotReadyError(f"{what}: deploy-mode is cluster, and its master is {master}: {reason}", _USE_CLIENT)
-    address = extra.get(RESOURCE_MANAGER)
-    if not address:
+    manager = extra.get(RESOURCE_MANAGER)
+    if not manager:
         raise NotReadyError(
             f"{what}: deploy-mode is cluster, and the extra {RESOURCE_MANAGER} is missing",
             "Add the address of the ResourceManager's web application, such as http://rm.example:8088",
         )
-    url = str(address).rstrip("/") if "://" in str(address) else f"http://{str(address).rstrip('/')}"
+    url = str(manager).rstrip("/") if "://" in str(manager) else f"http://{str(manager).rstrip('/')}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise NotReadyError(f"{what}: extra {RESOURCE_MANAGER} is not an address", "Write http://rm.example:8088")

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, remove_airflow_variables, scrub_secrets
 from airflow_provider_cdc.config.selection import TableSelection
-from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED, reachable_url
+from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED, YarnCluster, reachable_url
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, NotReadyError, OutOfMemoryError
 from airflow_provider_cdc.observe.log_lines import FINAL_ERROR_PREFIX, LOGGER_NAME, log_to_standard_error
 from airflow_provider_cdc.observe.reporters import LogReporter
@@ -192,7 +192,7 @@ def carry_out(request: DriverRequest) -> tuple[int, dict[str, Any]]:
     secrets = [secret for connection in connections.values() for secret in connection.secrets]
     try:
         context = RunContext.for_pipeline(
-            Pipeline.from_dict(request.pipeline), LogReporter(), _connection_resolver(connections)
+            Pipeline.from_dict(request.pipeline), LogReporter(), _connection_resolver(connections), is_driver=True
         )
         try:
             with translate_disk_full():
@@ -395,7 +395,8 @@ def _run_verify(context: RunContext, *, show_values: bool, repair: bool = False,
 def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     from airflow_provider_cdc.preflight.run import require_preflight
 
-    for finding in require_preflight(context, spark=context.cluster is None):  # else the cluster has started Spark
+    has_spark = isinstance(context.cluster, YarnCluster)  # which has started it
+    for finding in require_preflight(context, spark=not has_spark):
         context.warn(str(finding))
     context.require_plan()
     with closing(context.open_state_database()) as store:
@@ -427,9 +428,9 @@ def _start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[Spa
 
             return open_connect_session(context.connect, context.reporter.line), None
         context.require_stream_master()
-    if context.cluster is not None:
-        if not runs_in_cluster():
-            raise NotReadyError(*CLUSTER_MODE_REFUSED)
+    if context.cluster is not None and not runs_in_cluster():
+        raise NotReadyError(*CLUSTER_MODE_REFUSED)
+    if isinstance(context.cluster, YarnCluster):
         spark = open_cluster_session(require_encryption=True)
         # Spark's own page is behind the ResourceManager.
         page = f"{context.cluster.resource_manager}/proxy/{spark.sparkContext.applicationId}/"

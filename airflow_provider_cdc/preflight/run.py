@@ -16,11 +16,12 @@ from airflow_provider_cdc.config.table_paths import URL_READERS_REMEDY, url_esca
 from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.preflight.check_result import CheckResult, run_check
+from airflow_provider_cdc.preflight.cluster import check_cluster
 from airflow_provider_cdc.preflight.server import check_server, check_server_ids
 from airflow_provider_cdc.preflight.tables import check_tables
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature, HasCatalog
-from airflow_provider_cdc.sinks.storage.disk import is_on_network, why_not_writable
+from airflow_provider_cdc.sinks.storage.disk import why_not_writable
 from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
 
 #: Free bytes below which a disk is nearly full: too little for a batch, a compaction and the state database.
@@ -40,7 +41,7 @@ def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResul
     if spark:
         if context.connect is None or context.pipeline.spark.master is not None:
             results += run_check(_check_runtime)
-        results += run_check(lambda: _check_cluster(context))
+        results += run_check(lambda: check_cluster(context))
         results += run_check(lambda: _check_connect_server(context))
     try:
         connection = connect(context.connect_args)
@@ -152,35 +153,6 @@ def _check_connection_security(context: RunContext) -> Iterator[CheckResult]:
         key = str(settings.get("ssl_key") or settings.get("sslkey") or "")
         if key and os.path.exists(key) and os.stat(key).st_mode & 0o077:
             yield CheckResult("warning", f"{subject}: the key {key} is readable by other users", f"chmod 600 {key}")
-
-
-def _check_cluster(context: RunContext) -> Iterator[CheckResult]:
-    """Check what a driver in a cluster needs, if drivers run there."""
-    if context.cluster is None:
-        return
-    from airflow_provider_cdc.spark.resource_manager import ResourceManager
-
-    if not os.environ.get("HADOOP_CONF_DIR") and not os.environ.get("YARN_CONF_DIR"):
-        yield CheckResult(
-            "error",
-            "drivers run in YARN, and HADOOP_CONF_DIR is not set",
-            "Set it to the folder with the configuration of the cluster, for all workers of Airflow",
-        )
-    if context.state_url is None or context.state_url.get_backend_name() == "sqlite":
-        yield CheckResult(
-            "error",
-            "drivers run in a cluster, and the state database is a file on one host",
-            "Set state.conn_id to a PostgreSQL or MySQL database that Airflow and the cluster can reach",
-        )
-    folder = local_folder_of(context.pipeline.sink.path)
-    if folder is not None and not is_on_network(folder):
-        yield CheckResult(
-            "warning",
-            f"drivers run in a cluster, and sink.path {folder} seems to be on a disk of this host",
-            "Use an object store, or a folder that all hosts of the cluster share at this path",
-        )
-    manager = ResourceManager(context.cluster.resource_manager)
-    yield CheckResult("ok", f"drivers run in YARN (Hadoop {manager.check()}, {manager.address})")
 
 
 def _check_connect_server(context: RunContext) -> Iterator[CheckResult]:

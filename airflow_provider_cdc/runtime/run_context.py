@@ -21,7 +21,14 @@ from airflow_provider_cdc.config.connections import (
     spark_master_and_conf,
 )
 from airflow_provider_cdc.config.hash_key import hash_key_from_connection, hash_key_id
-from airflow_provider_cdc.config.spark_conf import STREAM_REFUSED, ConnectServer, YarnCluster, is_local_master
+from airflow_provider_cdc.config.spark_conf import (
+    STREAM_REFUSED,
+    ConnectServer,
+    KubernetesCluster,
+    YarnCluster,
+    driver_pod_master,
+    is_local_master,
+)
 from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
 from airflow_provider_cdc.model import server_id_slots as slots
@@ -90,6 +97,7 @@ class RunContext:
     :param interrupt: set when a comparison must end before it is complete.
     :param hash_key: secret key of hashed columns; ``None`` if the pipeline hashes none.
     :param cluster: the cluster that runs the drivers; ``None`` if they run on the host of the task.
+    :param kubernetes: how a Kubernetes cluster is accessed; ``None`` for the default.
     :param connect: the Spark Connect server that runs all jobs but the stream; ``None`` if Spark is started for them.
     """
 
@@ -102,7 +110,8 @@ class RunContext:
     access: StoreAccess | None = field(default=None, repr=False)
     interrupt: threading.Event = field(default_factory=threading.Event, repr=False)
     hash_key: bytes | None = field(default=None, repr=False)
-    cluster: YarnCluster | None = None
+    cluster: YarnCluster | KubernetesCluster | None = None
+    kubernetes: ResolvedConnection | None = field(default=None, repr=False)
     connect: ConnectServer | None = None
 
     @classmethod
@@ -111,10 +120,13 @@ class RunContext:
         pipeline: Pipeline,
         reporter: Reporter | None = None,
         find_connection: Callable[[str], ResolvedConnection] = resolve_connection,
+        *,
+        is_driver: bool = False,
     ) -> RunContext:
         """Make a context by resolving the connections of a pipeline.
 
         :param find_connection: finds a connection by its id; by default in the environment.
+        :param is_driver: whether this process is a driver, which has no access to the cluster that runs it.
         :raises NotReadyError: if a connection is missing or of the wrong kind.
         """
         args = mysql_connect_args(find_connection(pipeline.source.conn_id))
@@ -134,16 +146,22 @@ class RunContext:
         access = sink.parse_connection(find_connection(sink.conn_id)) if sink.conn_id else None
         key_id = pipeline.transforms.hash_key_conn_id
         hash_key = hash_key_from_connection(find_connection(key_id)) if key_id else None
-        spark_config = master, {**conf, **spark.conf}
+        conf = {**conf, **spark.conf}
+        kubernetes = None
+        if isinstance(cluster, KubernetesCluster):
+            master = driver_pod_master(conf)
+            if cluster.conn_id and not is_driver:
+                kubernetes = find_connection(cluster.conn_id)
         return cls(
             pipeline,
             args,
             url,
             reporter or SilentReporter(),
-            spark_config,
+            (master, conf),
             access=access,
             hash_key=hash_key,
             cluster=cluster,
+            kubernetes=kubernetes,
             connect=connect,
         )
 

@@ -22,6 +22,11 @@ _OVER = ("FINISHED", "FAILED", "KILLED")
 _CONTAINER_PAGE = re.compile(r"(https?://[^/]+)/node/containerlogs/([^/]+)/[^/]+/?")
 
 
+def driver_tag(driver: str) -> str:
+    """Return the tag by which the application of a driver is found."""
+    return f"airflow-cdc-{driver}"
+
+
 @dataclass(frozen=True)
 class Application:
     """An application as the ResourceManager knows it.
@@ -31,6 +36,7 @@ class Application:
     :param outcome: such as ``SUCCEEDED`` or ``UNDEFINED``.
     :param diagnostics: why it waits, or how it ended.
     :param log: address of the log of its driver; ``None`` before it runs.
+    :param link: address of its page, which is Spark's own while it runs.
     """
 
     id: str
@@ -38,6 +44,7 @@ class Application:
     outcome: str
     diagnostics: str
     log: str | None
+    link: str
 
     @property
     def is_over(self) -> bool:
@@ -55,6 +62,11 @@ class ResourceManager:
     :param address: address of its web application.
     """
 
+    name = "YARN"
+    #: Seconds after which an application is lost that an answering ResourceManager does not know. After a restart, it
+    #: knows its applications only when they have reported back.
+    unknown_seconds = 60.0
+
     def __init__(self, address: str) -> None:
         self.address = address
 
@@ -68,19 +80,26 @@ class ResourceManager:
             raise TransientError(f"YARN's ResourceManager at {self.address} is {info.get('state')}", "Start it")
         return str(info.get("resourceManagerVersion"))
 
-    def find_application(self, tag: str) -> Application | None:
-        """Return the newest application with a tag, or ``None``."""
-        found = (self._request("GET", "apps", applicationTags=tag).get("apps") or {}).get("app") or []
-        return max(map(_to_application, found), key=lambda app: app.id, default=None)
+    def find_job(self, driver: str) -> Application | None:
+        """Return the newest application with the tag of a driver, or ``None``."""
+        found = (self._request("GET", "apps", applicationTags=driver_tag(driver)).get("apps") or {}).get("app") or []
+        return max(map(self._to_application, found), key=lambda app: app.id, default=None)
 
-    def kill(self, application: str) -> None:
+    def kill(self, job: str) -> None:
         """Kill an application. It may take a moment to end.
 
         :raises NotReadyError: if YARN refuses this.
         """
-        self._request("PUT", f"apps/{quote(application)}/state", body={"state": "KILLED"})
+        self._request("PUT", f"apps/{quote(job)}/state", body={"state": "KILLED"})
 
-    def kill_container(self, log: str | None) -> bool:
+    def clean_up(self, job: str) -> None:
+        """Do nothing: YARN removes what is left of an application itself."""
+
+    def tail_log(self, log: str | None, lines: int) -> list[str]:
+        """Return the last lines of a driver's log; empty if it cannot be read from here."""
+        return tail_driver_log(log, lines)
+
+    def kill_by_log(self, log: str | None) -> bool:
         """Kill the application whose driver has a log.
 
         :param log: page of the container's log.
@@ -95,19 +114,20 @@ class ResourceManager:
             return False
         return True
 
-    def describe_container(self, log: str | None) -> str:
+    def describe_by_log(self, log: str | None) -> str:
         """Return what YARN says about the application whose driver has a log; empty if it does not say anything."""
         application = _application_of(log)
         if application is None:
             return ""
         try:
-            return str(_to_application(self._request("GET", f"apps/{quote(application)}")["app"]))
+            return str(self._to_application(self._request("GET", f"apps/{quote(application)}")["app"]))
         except (CdcError, KeyError):
             return ""
 
-    def page(self, application: str) -> str:
-        """Return the address of the page of an application, which is Spark's own while it runs."""
-        return f"{self.address}/proxy/{application}/"
+    def _to_application(self, app: dict[str, Any]) -> Application:
+        diagnostics = " ".join(str(app.get("diagnostics") or "").split())
+        page = f"{self.address}/proxy/{app['id']}/"
+        return Application(app["id"], app["state"], app["finalStatus"], diagnostics, app.get("amContainerLogs"), page)
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None, **query: str) -> dict[str, Any]:
         query["user.name"] = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
@@ -142,11 +162,6 @@ def _application_of(log: str | None) -> str | None:
     match = _CONTAINER_PAGE.fullmatch(log or "")
     numbers = re.fullmatch(r"container_(?:e\d+_)?(\d+_\d+)_\d+_\d+", match[2]) if match else None
     return f"application_{numbers[1]}" if numbers else None
-
-
-def _to_application(app: dict[str, Any]) -> Application:
-    diagnostics = " ".join(str(app.get("diagnostics") or "").split())
-    return Application(app["id"], app["state"], app["finalStatus"], diagnostics, app.get("amContainerLogs"))
 
 
 def tail_driver_log(log: str | None, lines: int) -> list[str]:

@@ -145,9 +145,13 @@ def cluster_settings(name: str, conf: Mapping[str, str]) -> dict[str, str]:
     return settings
 
 
+#: Variable in the environment of a driver's pod with namespace and name of the pod.
+DRIVER_POD_VARIABLE = "CDC_DRIVER_POD"
+
+
 def runs_in_cluster() -> bool:
-    """Return whether Spark has started this process, as it does with a driver in cluster mode."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
+    """Return whether a cluster has started this process as a driver."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ or DRIVER_POD_VARIABLE in os.environ
 
 
 def open_cluster_session(*, require_encryption: bool = False) -> SparkSession:

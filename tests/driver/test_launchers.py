@@ -92,5 +92,5 @@ def test_the_application_of_a_log() -> None:
     assert _application_of(LOG.replace("e17_", "")) == "application_1410901177871_0001"
     assert _application_of("/lake/_cdc/p/logs/stream-1.log") is None and _application_of(None) is None
     silent = ResourceManager("http://127.0.0.1:9")
-    assert not silent.kill_container("/a/log") and silent.describe_container("/a/log") == ""
-    assert not silent.kill_container(LOG) and silent.describe_container(LOG) == ""
+    assert not silent.kill_by_log("/a/log") and silent.describe_by_log("/a/log") == ""
+    assert not silent.kill_by_log(LOG) and silent.describe_by_log(LOG) == ""

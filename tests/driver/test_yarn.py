@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_provider_cdc import CdcSnapshotOperator, CdcStreamOperator
 from airflow_provider_cdc.model.errors import TransientError, UnexpectedError
 from airflow_provider_cdc.preflight.check_result import run_check
-from airflow_provider_cdc.preflight.run import _check_cluster
+from airflow_provider_cdc.preflight.cluster import check_cluster
 from airflow_provider_cdc.verify.run import verify_tables
 from tests import ROOT
 from tests.support.cli import Cli
@@ -157,7 +157,7 @@ def test_a_snapshot(
 
 
 def test_what_a_driver_needs_is_checked(cli: Cli, yarn: Yarn) -> None:
-    found = [*map(str, run_check(lambda: _check_cluster(cli.context)))]
+    found = [*map(str, run_check(lambda: check_cluster(cli.context)))]
     assert any("drivers run in YARN (Hadoop 3" in line and yarn.address in line for line in found), found
     assert any("seems to be on a disk of this host" in line for line in found) and len(found) == 2
 
@@ -285,7 +285,7 @@ def test_a_driver_that_is_killed(cli: Cli, yarn: Yarn, how: str) -> None:
             yarn.kill_driver("/bin/java")
         elif how == "YARN":
             wait_for("its log", lambda: store.live_drivers("p")[0].log, 60)
-            assert yarn.manager.kill_container(store.live_drivers("p")[0].log)
+            assert yarn.manager.kill_by_log(store.live_drivers("p")[0].log)
         else:
             operator.on_kill()
         error = running.exception(300)

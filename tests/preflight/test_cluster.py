@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.preflight.check_result import run_check
-from airflow_provider_cdc.preflight.run import _check_cluster
+from airflow_provider_cdc.preflight.cluster import check_cluster
 from airflow_provider_cdc.sinks.storage import disk
 from tests.support.cli import Cli
 from tests.support.processes import free_port
@@ -26,7 +26,7 @@ def cli(mysql_server: MySQLServer, tmp_path: Path) -> Cli:
 def test_a_cluster_that_does_not_answer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)
-    found = [*map(str, run_check(lambda: _check_cluster(cli.context)))]
+    found = [*map(str, run_check(lambda: check_cluster(cli.context)))]
     for words in ("HADOOP_CONF_DIR is not set", "the state database is a file on one host", "Connection refused"):
         assert any(words in line for line in found), found
     assert any("seems to be on a disk of this host" in line for line in found)

@@ -121,11 +121,11 @@ def make_driver_request(pipeline: Pipeline, **what: Any) -> DriverRequest:
     return DriverRequest(pipeline.to_dict(), connections, log_level=log_level, **what)
 
 
-def log_driver_tail(log: Any, path: str | None) -> None:
+def log_driver_tail(run_context: RunContext, log: Any, path: str | None) -> None:
     """Copy the last lines of a driver's log to the task's log, but not the error that the task raises."""
-    from airflow_provider_cdc.spark.resource_manager import tail_driver_log
+    from airflow_provider_cdc.driver.launchers.launcher import tail_log
 
-    lines = [line for line in tail_driver_log(path, _TAIL_LINES) if FINAL_ERROR_PREFIX not in line]
+    lines = [line for line in tail_log(run_context, path, _TAIL_LINES) if FINAL_ERROR_PREFIX not in line]
     if lines:
         log.info("the end of the driver's log %s:\n%s", path, "\n".join(parse_log_line(line)[1] for line in lines))
 

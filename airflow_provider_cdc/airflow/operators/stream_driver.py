@@ -80,7 +80,7 @@ def _wait_for_epoch(
             return run
         if has_ended:
             if run is None or run_context.liveness.is_alive(run) is False:
-                log_driver_tail(logger, driver.log)
+                log_driver_tail(run_context, logger, driver.log)
                 driver.raise_error()
             return None
         time.sleep(_POLL_SECONDS)

@@ -124,7 +124,7 @@ def decide_after_epoch(
     epoch, verdict = int(event["epoch"]), WatchOutcome(event["verdict"])
     started_run = None if event["found"] else store.epoch_row(pipeline, epoch)
     if started_run is not None and started_run.state == WatchOutcome.CAUGHT_UP:  # even if another epoch has begun since
-        log_driver_tail(log, started_run.log)
+        log_driver_tail(run_context, log, started_run.log)
         return _summary(store, started_run)
     if verdict is WatchOutcome.SUPERSEDED:
         log.info("epoch %s was taken over by a newer one", epoch)
@@ -132,7 +132,7 @@ def decide_after_epoch(
     run = store.newest_epoch(pipeline)
     if run is None or run.epoch != epoch:
         return None
-    log_driver_tail(log, run.log)
+    log_driver_tail(run_context, log, run.log)
     # Both times come from the driver's clock: tries of this task may run on hosts whose clocks differ.
     ran_seconds = (run.heartbeat_at - run.started_at).total_seconds()
     if verdict is WatchOutcome.FAILED:

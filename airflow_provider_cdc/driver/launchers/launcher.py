@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from airflow_provider_cdc.config.spark_conf import KubernetesCluster
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.spark.resource_manager import tail_driver_log
+
 if TYPE_CHECKING:
+    from airflow_provider_cdc.driver.launchers.cluster import ClusterManager
     from airflow_provider_cdc.driver.main import DriverRequest
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow
@@ -74,30 +79,57 @@ class Launcher(Protocol):
         """Start a driver that ends with the block unless it was released."""
 
 
+def cluster_manager(context: RunContext) -> ClusterManager | None:
+    """Return the manager of the cluster that runs the drivers of a pipeline; ``None`` if there is none.
+
+    :raises NotReadyError: if there is no access to it.
+    """
+    if context.cluster is None:
+        return None
+    if isinstance(context.cluster, KubernetesCluster):
+        from airflow_provider_cdc.driver.launchers.kubernetes import pod_manager
+
+        return pod_manager(context, context.cluster)
+    from airflow_provider_cdc.spark.resource_manager import ResourceManager
+
+    return ResourceManager(context.cluster.resource_manager)
+
+
 def kill_stream(context: RunContext, log: str | None) -> bool:
     """Kill the driver of a stream in a cluster, without the state database.
 
     :param log: log of the driver, as its epoch has it.
     :returns: whether it was killed; false if drivers of this pipeline do not run in a cluster.
     """
-    if context.cluster is None:
-        return False
-    from airflow_provider_cdc.spark.resource_manager import ResourceManager
-
-    return ResourceManager(context.cluster.resource_manager).kill_container(log)
+    with suppress(CdcError):
+        manager = cluster_manager(context)
+        return manager is not None and manager.kill_by_log(log)
+    return False
 
 
 def explain_loss(context: RunContext, log: str | None) -> str:
     """Return what a cluster says about the lost driver of a stream; empty if that is nothing."""
-    if context.cluster is None:
-        return ""
-    from airflow_provider_cdc.spark.resource_manager import ResourceManager
+    with suppress(CdcError):
+        manager = cluster_manager(context)
+        return "" if manager is None else manager.describe_by_log(log)
+    return ""
 
-    return ResourceManager(context.cluster.resource_manager).describe_container(log)
+
+def tail_log(context: RunContext, log: str | None, lines: int) -> list[str]:
+    """Return the last lines of the log of a driver, wherever it is; empty if it cannot be read from here."""
+    with suppress(CdcError):
+        manager = cluster_manager(context)
+        if manager is not None:
+            return manager.tail_log(log, lines)
+    return tail_driver_log(log, lines)
 
 
 def make_launcher(context: RunContext) -> Launcher:
     """Return the launcher for a pipeline, according to its Spark connection."""
+    if isinstance(context.cluster, KubernetesCluster):
+        from airflow_provider_cdc.driver.launchers.kubernetes import KubernetesLauncher
+
+        return KubernetesLauncher(context, context.cluster)
     if context.cluster is not None:
         from airflow_provider_cdc.driver.launchers.yarn import YarnLauncher
 

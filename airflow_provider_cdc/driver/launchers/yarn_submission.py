@@ -13,6 +13,7 @@ from airflow_provider_cdc.config.connections import environment_without_airflow
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret, write_credentials
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.spark.java import ensure_java_home
+from airflow_provider_cdc.spark.resource_manager import driver_tag
 from airflow_provider_cdc.spark.session import cluster_settings
 from airflow_provider_cdc.system.processes import end_session
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
@@ -21,7 +22,7 @@ from airflow_provider_cdc.system.temp_dirs import temporary_folder
 _SUBMIT_SECONDS = 600.0
 _GRACE_SECONDS = 2.0
 #: What runs in the cluster: the package that is installed there.
-_APPLICATION = "import sys\n\nfrom airflow_provider_cdc.driver.cluster_main import main\n\nsys.exit(main())\n"
+_APPLICATION = "import sys\n\nfrom airflow_provider_cdc.driver.yarn_main import main\n\nsys.exit(main())\n"
 #: Settings that decide how a driver is found again and how often it runs.
 _DECIDED = {
     "spark.yarn.submit.waitAppCompletion": "false",  # else a JVM would wait as long as the driver runs
@@ -30,11 +31,6 @@ _DECIDED = {
 _REFUSED = re.compile(r"unknown queue|Failed to submit application|AccessControlException|Required .* is above the max")
 _UNREACHABLE = re.compile(r"Connection refused|ConnectException|NoRouteToHost|SocketTimeout|UnknownHost")
 _ERROR = re.compile(r"(?:Exception in thread \"main\" |Caused by: |Error: )(?P<text>.+)")
-
-
-def driver_tag(driver: str) -> str:
-    """Return the tag by which the application of a driver is found."""
-    return f"airflow-cdc-{driver}"
 
 
 def submit(pipeline: str, conf: Mapping[str, str], secret: DriverSecret) -> None:

@@ -1,74 +1,73 @@
-"""The main program of a driver that a cluster runs: it fetches its request, and records its outcome in its row.
+"""A driver that a cluster runs: it fetches its request, and records its outcome in its row.
 
-Spark has started this process, and expects a Spark session from it at once. The driver's first act in the state
-database is to take its row. One that comes too late, because its task has given up or another process has begun as
-the same driver, ends without doing anything.
+The driver's first act in the state database is to take its row. One that comes too late, because its task has given up
+or another process has begun as the same driver, ends without doing anything.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import getpass
 import logging
 import os
 import signal
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.config.connections import ResolvedConnection, database_url
-from airflow_provider_cdc.driver.launchers.sealed_request import ALIAS, DriverSecret, unseal
+from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret, unseal
 from airflow_provider_cdc.driver.main import DriverRequest, carry_out
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS
-from airflow_provider_cdc.observe.log_lines import LOGGER_NAME, log_to_standard_error
+from airflow_provider_cdc.observe.log_lines import LOGGER_NAME
 from airflow_provider_cdc.runtime.background import BackgroundLoop
 from airflow_provider_cdc.runtime.outages import tolerate_outage
-from airflow_provider_cdc.spark.session import open_cluster_session
 from airflow_provider_cdc.state import StateDatabase
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: Seconds that a driver waits for its task to confirm the submission, and between two looks.
 _CONFIRM_SECONDS, _POLL_SECONDS = 120.0, 0.5
 #: Seconds for which a driver that has finished tries to record its outcome.
 _RECORD_SECONDS, _RETRY_SECONDS = 300.0, 2.0
+#: Seconds for the state database when the cluster ends the driver.
+_LAST_WORD_SECONDS = 5.0
 
 
-def main() -> int:
-    """Carry out the request of this driver.
+def run_cluster_driver(secret: DriverSecret, address: str | None, parent: int | None = None) -> int:
+    """Fetch the request of this driver, carry it out, and record the outcome in its row.
 
+    :param secret: what the launcher has handed over.
+    :param address: address of this driver's log.
+    :param parent: process id of the JVM that has started this process; ``None`` if something else has.
     :returns: exit code, which decides only what the cluster shows.
+    :raises CdcError: if the state database does not answer.
     """
-    faulthandler.enable()
-    log_to_standard_error(logging.INFO)
-    log = logging.getLogger(LOGGER_NAME)
-    # The home folder of a container may not exist; nothing in this folder is needed after the container.
-    os.environ.setdefault("AIRFLOW_CDC_STATE_DIR", os.path.join(os.getcwd(), "airflow-cdc"))
-    parent = os.getppid()
-    spark = open_cluster_session()
-    try:
-        secret = _read_secret(spark)
-        url = database_url(ResolvedConnection.from_json(secret.state))
-        with closing(StateDatabase.open(url, migrate=False)) as store:
-            address = _log_address()
-            sealed = _take(store, secret.driver, address)
-            if sealed is None:
-                log.warning("driver %s is not wanted: its task has given up, or it has begun elsewhere", secret.driver)
-                return 0
-            code, result = _carry_out(secret, sealed, address, store, parent)
-            _record(store, secret.driver, result)
-            return code
-    except CdcError as error:
-        log.error("%s", error)
-        return 1
-    finally:
-        with suppress(Exception):  # the work has stopped it already
-            spark.stop()
+    url = database_url(ResolvedConnection.from_json(secret.state))
+    with closing(StateDatabase.open(url, migrate=False)) as store:
+        sealed = _take(store, secret.driver, address)
+        if sealed is None:
+            logging.getLogger(LOGGER_NAME).warning(
+                "driver %s is not wanted: its task has given up, or it has begun elsewhere", secret.driver
+            )
+            return 0
+        if parent is None:  # the first process of a container ignores SIGTERM unless it has a handler
+            signal.signal(signal.SIGTERM, lambda *_: _end_at_once(store, secret.driver))
+        code, result = _carry_out(secret, sealed, address, store, parent)
+        _record(store, secret.driver, result)
+        return code
+
+
+def _end_at_once(store: StateDatabase, driver: str) -> None:
+    """End this process because the cluster wants that. A stream that has begun has a handler of its own."""
+    error = TransientError(
+        "the cluster has ended the driver: it was deleted, evicted or preempted, or its node was drained",
+        "Run the task again",
+    )
+    thread = threading.Thread(target=store.end_driver, args=(driver, {"error": error.to_json()}), daemon=True)
+    thread.start()  # this thread may be using the state database already
+    thread.join(_LAST_WORD_SECONDS)
+    os._exit(128 + signal.SIGTERM)
 
 
 def _take(store: StateDatabase, driver: str, log: str | None) -> str | None:
@@ -86,12 +85,12 @@ def _take(store: StateDatabase, driver: str, log: str | None) -> str | None:
 
 
 def _carry_out(
-    secret: DriverSecret, sealed: str, address: str | None, store: StateDatabase, parent: int
+    secret: DriverSecret, sealed: str, address: str | None, store: StateDatabase, parent: int | None
 ) -> tuple[int, dict[str, Any]]:
     if secret.version != __version__:
         error = NotReadyError(
             f"the cluster has airflow-provider-cdc {__version__}, and Airflow has {secret.version}",
-            "Install the same version in the cluster (spark.pyspark.python, or the archive that it is in)",
+            "Install the same version in the cluster (its image, its archive, or spark.pyspark.python)",
         )
         return 1, {"error": error.to_json()}
     try:
@@ -106,17 +105,17 @@ class DriverHeartbeat(BackgroundLoop):
     """Records that this driver is alive, and ends it when it is no longer wanted or its JVM has ended.
 
     :param driver: id of the driver.
-    :param parent: process id of the JVM that has started this process.
+    :param parent: process id of the JVM that has started this process; ``None`` if something else has.
     :param needs_row: whether to end if the state database has lost the driver's row. A stream restores its epoch.
     """
 
-    def __init__(self, store: StateDatabase, driver: str, parent: int, *, needs_row: bool) -> None:
+    def __init__(self, store: StateDatabase, driver: str, parent: int | None, *, needs_row: bool) -> None:
         super().__init__("driver-heartbeat", HEARTBEAT_SECONDS)
         self._store, self._driver, self._parent, self._needs_row = store, driver, parent, needs_row
         self._is_ending = False
 
     def _step(self) -> None:
-        if os.getppid() != self._parent:  # the container was killed, and this process was left over
+        if self._parent not in (None, os.getppid()):  # the container was killed, and this process was left over
             os._exit(1)
         is_wanted: bool | None = True
         with tolerate_outage():
@@ -141,25 +140,3 @@ def _record(store: StateDatabase, driver: str, result: dict[str, Any]) -> None:
             if time.monotonic() > deadline:
                 raise
             threading.Event().wait(_RETRY_SECONDS)
-
-
-def _read_secret(spark: SparkSession) -> DriverSecret:
-    """Return the secret in the credentials of the application.
-
-    :raises NotReadyError: if there is none: something else has started this program.
-    """
-    jvm: Any = spark.sparkContext._jvm
-    credentials = jvm.org.apache.hadoop.security.UserGroupInformation.getCurrentUser().getCredentials()
-    secret = credentials.getSecretKey(jvm.org.apache.hadoop.io.Text(ALIAS))
-    if secret is None:
-        raise NotReadyError("the application's credentials have no request", "Start drivers by their operators only")
-    return DriverSecret.from_bytes(bytes(secret))
-
-
-def _log_address() -> str | None:
-    """Return the page of the logs of this container, from what YARN sets for each container."""
-    node, port, container = (os.environ.get(name) for name in ("NM_HOST", "NM_HTTP_PORT", "CONTAINER_ID"))
-    if not (node and port and container):
-        return None
-    user = os.environ.get("USER") or getpass.getuser()
-    return f"http://{node}:{port}/node/containerlogs/{container}/{user}"

@@ -1,0 +1,367 @@
+"""Drivers in a cluster, whatever manages it.
+
+A driver is what its row in the state database says: the row stands before anything is submitted, and its id is in the
+name of what the cluster runs, so that the next try of a task finds what a dead one has left. Success is what the row
+says. The cluster's manager is asked only about drivers that have not begun, or are silent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_provider_cdc import __version__
+from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret, new_key, seal
+from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
+from airflow_provider_cdc.model.errors import (
+    REPORT_REMEDY,
+    AlreadyRunningError,
+    CdcError,
+    NotReadyError,
+    TerminalError,
+    TransientError,
+    UnexpectedError,
+    make_error,
+)
+from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS, HeartbeatMonitor
+from airflow_provider_cdc.system.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.driver.main import DriverRequest
+    from airflow_provider_cdc.runtime.run_context import RunContext
+    from airflow_provider_cdc.state import EpochRow, StateDatabase
+    from airflow_provider_cdc.state.models import DriverRow
+
+_POLL_SECONDS, _ASK_SECONDS = 1.0, 5.0
+#: Seconds after which a driver is lost that does not write to its row while the manager does not answer.
+_SILENT_SECONDS = 60.0
+#: Seconds to end a driver when the task is killed: Airflow sends SIGKILL after 5 s.
+_KILL_SECONDS = 4.0
+_TAIL_LINES = 40
+
+
+class ClusterJob(Protocol):
+    """What runs a driver in a cluster. Its text says what the manager says of it.
+
+    :param id: its id in the cluster.
+    :param log: address of the driver's log; ``None`` while that is unknown.
+    :param link: address of its page; ``None`` if it has none.
+    """
+
+    @property
+    def id(self) -> str:
+        """Its id in the cluster."""
+
+    @property
+    def log(self) -> str | None:
+        """Address of the driver's log; ``None`` while that is unknown."""
+
+    @property
+    def link(self) -> str | None:
+        """Address of its page; ``None`` if it has none."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+
+
+class ClusterManager(Protocol):
+    """What manages a cluster. All methods raise ``CdcError`` if it refuses them or does not answer, unless they say
+    otherwise.
+    """
+
+    #: Human-readable name.
+    name: str
+    #: Seconds after which a driver is lost that neither writes to its row nor is known to an answering manager.
+    unknown_seconds: float
+
+    def find_job(self, driver: str) -> ClusterJob | None:
+        """Return what runs a driver, or ``None``.
+
+        :param driver: id of the driver.
+        """
+
+    def kill(self, job: str) -> None:
+        """End a job. It may take a moment to end.
+
+        :param job: id in the cluster.
+        """
+
+    def clean_up(self, job: str) -> None:
+        """Remove what the cluster still has of a job that has succeeded."""
+
+    def tail_log(self, log: str | None, lines: int) -> list[str]:
+        """Return the last lines of a driver's log; empty if it cannot be read from here. This raises nothing."""
+
+    def kill_by_log(self, log: str | None) -> bool:
+        """Kill the job whose driver has a log.
+
+        :returns: whether the manager has accepted this. This raises nothing.
+        """
+
+    def describe_by_log(self, log: str | None) -> str:
+        """Return what the manager says of the job whose driver has a log; empty if nothing. This raises nothing."""
+
+
+class ClusterDriver:
+    """A driver that was submitted. It implements both kinds of drivers of :mod:`.launcher`.
+
+    :param store: the state database.
+    :param manager: manager of the cluster.
+    :param driver: id of the driver.
+    """
+
+    def __init__(self, store: StateDatabase, manager: ClusterManager, driver: str) -> None:
+        self._store, self._manager, self._driver = store, manager, driver
+        self._monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)
+        self._row: DriverRow | None = None
+        self._asked_at, self._known_at = float("-inf"), time.monotonic()
+        self._released = False
+        #: What the manager last said.
+        self._manager_says = ""
+
+    @property
+    def description(self) -> str:
+        """Id of the driver, and of its job if that is known."""
+        handle = self._row.handle if self._row is not None else None
+        return f"{self._manager.name}: {handle or 'not submitted yet'}, driver {self._driver}"
+
+    @property
+    def log(self) -> str | None:
+        """Address of the driver's log."""
+        return self._row.log if self._row is not None else None
+
+    def look(self) -> DriverRow | None:
+        """Read the driver's row. If the driver is over according to the manager but not according to its row, end it.
+
+        :returns: the row; ``None`` if the state database does not answer.
+        :raises UnexpectedError: if the state database does not know the driver.
+        """
+        try:
+            row = self._end_if_over(self._store.driver(self._driver))
+        except UnexpectedError:
+            raise
+        except TransientError:
+            self._monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)  # the driver could not write either
+            return None
+        self._row = row
+        return row
+
+    def _end_if_over(self, row: DriverRow | None) -> DriverRow:
+        if row is not None and row.state != "ended":
+            is_alive = row.state == "running" and self._monitor.observe(row.heartbeat_at, time.monotonic()) is not False
+            if is_alive:
+                self._known_at = time.monotonic()
+            elif time.monotonic() - self._asked_at > _ASK_SECONDS:
+                self._asked_at = time.monotonic()
+                self._ask_manager(row)
+                row = self._store.driver(self._driver)
+        if row is None:
+            raise UnexpectedError(
+                f"the state database does not know driver {self._driver} any more", "Run the task again"
+            )
+        return row
+
+    def confirm(self) -> bool:
+        """Confirm that the driver is wanted, if its job exists. Before that, it does not begin.
+
+        :returns: whether the job exists and is not over.
+        :raises CdcError: if the manager or the state database does not answer.
+        """
+        job = self._manager.find_job(self._driver)
+        if job is None or job.is_over:
+            return False
+        self._store.record_submission(self._driver, job.id, job.link, job.log)
+        row = self.look()
+        return row is not None and row.state != "ended"
+
+    def can_be_adopted(self) -> bool:
+        """Return whether another try of the task can continue with it."""
+        return self.confirm()
+
+    def _ask_manager(self, row: DriverRow) -> None:
+        """Record what the manager says of a driver that does not speak for itself."""
+        job: ClusterJob | None = None
+        seconds_until_lost = self._manager.unknown_seconds
+        try:
+            job = self._manager.find_job(self._driver)
+            self._manager_says = str(job) if job is not None else f"{self._manager.name} does not know it"
+        except CdcError as error:
+            self._manager_says, seconds_until_lost = str(error), _SILENT_SECONDS
+        if job is not None:
+            self._known_at = time.monotonic()
+            if row.handle is None or (row.log is None and job.log is not None):
+                self._store.record_submission(self._driver, job.id, job.link, job.log)
+        if job is not None and job.is_over:
+            remedy = f"See its log: {row.log or job.log or job.link}"
+            self._end(UnexpectedError(f"the Spark driver ended without a result: {job}", remedy))
+        elif time.monotonic() - self._known_at > seconds_until_lost:
+            self._end(UnexpectedError(f"the Spark driver was lost: {self._manager_says}", "Run the task again"))
+
+    def _end(self, error: CdcError) -> None:
+        self._store.end_driver(self._driver, {"error": error.to_json()})
+
+    def output_lines(self) -> Iterator[str]:
+        """Yield what happens to the driver, the address of its page, and at its end the last lines of its log."""
+        said = ""
+        while True:
+            row = self.look()
+            if row is not None and row.state == "ended":
+                break
+            news = f"{self.description}: waiting. {self._manager_says}".rstrip()
+            if row is not None and row.state == "running":
+                news = f"{self.description}: running, log: {row.log}"
+            if news != said and row is not None:
+                yield news
+                if row.link and row.state == "running":
+                    yield f"{UI_LINE_PREFIX}{row.link}"
+                said = news
+            time.sleep(_POLL_SECONDS)
+        lines = self._manager.tail_log(self.log, _TAIL_LINES)
+        if lines:
+            yield f"the end of the driver's log, {self.log}:"
+        yield from lines
+
+    def wait_for_outcome(self) -> dict[str, Any]:
+        """Wait for the driver to end, and return its outcome."""
+        while (row := self.look()) is None or row.state != "ended":
+            time.sleep(_POLL_SECONDS)
+        result: dict[str, Any] = row.outcome or {}
+        if "error" in result:
+            raise make_error(**result["error"])
+        outcome: dict[str, Any] = result["outcome"]
+        return outcome
+
+    def terminate(self) -> None:
+        """End the driver: its row first, so that it cannot begin any more, then its job."""
+        thread = threading.Thread(target=self._terminate, name="driver-end", daemon=True)
+        thread.start()
+        thread.join(_KILL_SECONDS)
+
+    def _terminate(self) -> None:
+        with suppress(CdcError):
+            self._end(TransientError("the driver was ended with its task", "Clear the task to run it again"))
+        with suppress(CdcError):
+            job = self._manager.find_job(self._driver)
+            if job is not None and not job.is_over:
+                self._manager.kill(job.id)
+
+    def has_ended(self) -> bool:
+        """Return whether the driver has ended."""
+        row = self.look()
+        return row is not None and row.state == "ended"
+
+    def has_begun(self, epoch: EpochRow) -> bool:
+        """Return whether an epoch writes to the log of this driver."""
+        return self.log is not None and epoch.log == self.log
+
+    def raise_error(self) -> None:
+        """Raise the error that ended the driver, unless it gave way to another stream."""
+        try:
+            self.wait_for_outcome()
+        except AlreadyRunningError:
+            return
+        raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT_REMEDY}")
+
+    def release(self) -> None:
+        """Let it outlive the task."""
+        self._released = True
+
+    def end_unless_released(self) -> None:
+        """End the driver if it still runs, unless it was released."""
+        if self._released:
+            return
+        if self._row is None or self._row.state != "ended":
+            self.terminate()
+        elif self._row.handle is not None and "outcome" in (self._row.outcome or {}):
+            with suppress(CdcError):
+                self._manager.clean_up(self._row.handle)
+
+
+class ClusterLauncher(ABC):
+    """Starts drivers in a cluster.
+
+    :param context: the pipeline.
+    :param manager: manager of the cluster.
+    """
+
+    def __init__(self, context: RunContext, manager: ClusterManager) -> None:
+        self._context, self._manager = context, manager
+
+    @abstractmethod
+    def _submit(self, store: StateDatabase, secret: DriverSecret, what: str) -> ClusterDriver:
+        """Submit a driver whose row has been written.
+
+        :param secret: what the driver must know.
+        :param what: its work, in human-readable form.
+        :raises CdcError: if the cluster does not accept it.
+        """
+
+    def _known_driver(self, store: StateDatabase, driver: str) -> ClusterDriver:
+        """Return a driver that another process may have submitted."""
+        return ClusterDriver(store, self._manager, driver)
+
+    @contextmanager
+    def run(self, request: DriverRequest, requester: str) -> Iterator[ClusterDriver]:
+        """Start a driver that ends with the block, or continue with the one that a dead try has left."""
+        with closing(self._open_state()) as store:
+            driver = self._adopt(store, request, requester) or self._start(store, request, requester)
+            try:
+                yield driver
+            finally:
+                driver.end_unless_released()
+
+    @contextmanager
+    def start_stream(self, request: DriverRequest, requester: str) -> Iterator[ClusterDriver]:
+        """Start a driver that ends with the block unless it was released, or continue with one that is starting."""
+        with self.run(request, requester) as driver:
+            yield driver
+
+    def _open_state(self) -> StateDatabase:
+        if self._context.state_url is None or self._context.state_url.get_backend_name() == "sqlite":
+            raise NotReadyError(
+                "the Spark connection has deploy-mode cluster, and the state database is a file on one host",
+                "Set state.conn_id to a PostgreSQL or MySQL database that Airflow and the cluster can reach",
+            )
+        return self._context.open_state_database()
+
+    def _adopt(self, store: StateDatabase, request: DriverRequest, requester: str) -> ClusterDriver | None:
+        """Return the driver that an earlier try of the task has left, if it does what is asked and is alive.
+
+        Other drivers of the task are ended.
+        """
+        pipeline, adopted = self._context.pipeline.name, None
+        newest = store.newest_epoch(pipeline) if request.is_stream else None
+        for row in store.live_drivers(pipeline):
+            if row.requester != requester:
+                continue
+            driver = self._known_driver(store, row.id)
+            # A stream whose epoch has begun is supervised through its epoch; here, that is over or lost.
+            is_spent = newest is not None and row.log is not None and newest.log == row.log
+            if adopted is None and not is_spent and row.what == request.description and driver.can_be_adopted():
+                adopted = driver
+            else:
+                driver.terminate()
+        return adopted
+
+    def _start(self, store: StateDatabase, request: DriverRequest, requester: str) -> ClusterDriver:
+        pipeline, number, key = self._context.pipeline, uuid.uuid4().hex, new_key()
+        assert pipeline.state.conn_id is not None
+        secret = DriverSecret(number, key, request.connections[pipeline.state.conn_id], __version__)
+        sealed = seal(request.to_line(), number, key)
+        store.create_driver(number, pipeline.name, what=request.description, requester=requester, sealed=sealed)
+        failpoint("driver.row_written")
+        driver = self._known_driver(store, number)
+        try:
+            driver = self._submit(store, secret, request.description)
+            failpoint("driver.submitted")
+            driver.confirm()
+        except BaseException:
+            driver.terminate()
+            raise
+        return driver

@@ -1,0 +1,132 @@
+"""Access to the API server of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.config.connections import ResolvedConnection
+    from airflow_provider_cdc.config.spark_conf import KubernetesCluster
+
+#: What the user of the tasks must be allowed to do, in the namespace of the drivers: verb, resource, subresource.
+REQUIRED_RIGHTS = (
+    *((verb, "pods", "") for verb in ("create", "get", "list", "delete")),
+    ("get", "pods", "log"),
+    ("get", "pods", "exec"),
+    ("create", "pods", "exec"),
+)
+RIGHTS_REMEDY = (
+    "Give the user of the tasks a role in that namespace with the verbs create, get, list and delete of pods, get of "
+    "pods/log, and create and get of pods/exec, as the role of Airflow's Helm chart has them"
+)
+_EXTRA = ("in_cluster", "kube_config", "kube_config_path", "cluster_context", "namespace", "disable_verify_ssl")
+#: Those of Airflow's own operators.
+_IGNORED = ("disable_tcp_keepalive",)
+
+
+def make_configuration(cluster: KubernetesCluster, conn: ResolvedConnection | None) -> Any:
+    """Return the configuration of a client of the API server.
+
+    :param conn: connection of type kubernetes, read as the hook of Airflow's provider does; ``None`` for the service
+        account of this pod, or else the default kubeconfig file.
+    :returns: a ``kubernetes.client.Configuration``.
+    :raises NotReadyError: if the client is not installed, or there is no access.
+    """
+    try:
+        from kubernetes import client, config
+    except ImportError:
+        raise NotReadyError(
+            "drivers run in Kubernetes, and its Python client is not installed",
+            'Run on every worker of Airflow: pip install "airflow-provider-cdc[kubernetes]"',
+        ) from None
+    what, extra = "the service account of this pod, or the default kubeconfig file", dict[str, Any]()
+    if conn is not None:
+        what, extra = f"connection {conn.conn_id}", _known_extra(conn)
+    loaded = client.Configuration()
+    try:
+        _load(config, loaded, extra)
+    except Exception as error:  # its text may quote the file
+        raise NotReadyError(
+            f"{what} gives no access to Kubernetes ({type(error).__name__})",
+            "Run Airflow in the cluster with a service account, or name a connection of type kubernetes in the extra "
+            "kubernetes_conn_id of the Spark connection",
+        ) from None
+    loaded.host = cluster.api_server.rstrip("/")
+    loaded.retries = 0  # the callers repeat what is worth it
+    if extra.get("disable_verify_ssl") in (True, "true", "True"):
+        loaded.verify_ssl = False
+    return loaded
+
+
+def _known_extra(conn: ResolvedConnection) -> dict[str, Any]:
+    if conn.conn_type != "kubernetes":
+        raise NotReadyError(f"connection {conn.conn_id} is of type {conn.conn_type}", "It must be of type kubernetes")
+    names = {key: key.removeprefix("extra__kubernetes__") for key in conn.extra}
+    extra = {names[key]: value for key, value in conn.extra.items() if value not in (None, "", False)}
+    unknown = sorted(key for key in extra.keys() - {*_EXTRA, *_IGNORED} if not key.startswith("xcom_sidecar"))
+    if unknown:
+        raise NotReadyError(f"connection {conn.conn_id}: extra {unknown[0]!r} is not known", f"Use {', '.join(_EXTRA)}")
+    return extra
+
+
+def _load(config: Any, into: Any, extra: dict[str, Any]) -> None:
+    context = extra.get("cluster_context")
+    if text := extra.get("kube_config"):
+        value = text if isinstance(text, dict) else json.loads(text)
+        config.load_kube_config_from_dict(value, context, into, persist_config=False)
+    elif path := extra.get("kube_config_path"):
+        config.load_kube_config(path, context, into, persist_config=False)
+    elif extra.get("in_cluster"):
+        config.load_incluster_config(into)
+    else:
+        try:
+            config.load_incluster_config(into)
+        except config.ConfigException:
+            config.load_kube_config(None, context, into, persist_config=False)
+
+
+@contextmanager
+def translate_api_errors(what: str) -> Iterator[None]:
+    """Convert errors of the client of the API server into this project's errors.
+
+    :param what: what is asked for, for messages.
+    """
+    from kubernetes.client import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except ApiException as error:
+        raise _to_cdc_error(what, error) from None
+    except (HTTPError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise TransientError(
+            f"Kubernetes did not {what}: its API server does not answer: {reason}", "Check that it can be reached"
+        ) from None
+
+
+def _to_cdc_error(what: str, error: Any) -> NotReadyError | TransientError:
+    reason = _reason(error)
+    text = f"Kubernetes did not {what}: {reason}"
+    if "exceeded quota" in reason:
+        return TransientError(text, "Wait until other pods of the namespace have ended, or raise its quota")
+    if error.status in (401, 403):
+        return NotReadyError(text, RIGHTS_REMEDY)
+    if error.status in (400, 404, 422):
+        return NotReadyError(text, "Check the pod template, the image, the namespace, and spark.conf")
+    return TransientError(text, "Try again; if it lasts, see the log of the API server")
+
+
+def _reason(error: Any) -> str:
+    """Return what the API server says in one line."""
+    message = None
+    try:
+        message = json.loads(error.body)["message"]
+    except (TypeError, ValueError, LookupError):
+        message = error.reason
+    return f"{' '.join(str(message or 'no reason given').split())[:500]} ({error.status})"

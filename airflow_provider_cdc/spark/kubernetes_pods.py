@@ -1,0 +1,315 @@
+"""The pods of drivers, through the API server of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.spark.kubernetes_api import (
+    REQUIRED_RIGHTS,
+    RIGHTS_REMEDY,
+    make_configuration,
+    translate_api_errors,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.config.connections import ResolvedConnection
+    from airflow_provider_cdc.config.spark_conf import KubernetesCluster
+
+#: Label of a driver's pod with the name of the pipeline, as far as a label can have it.
+PIPELINE_LABEL = "airflow-cdc/pipeline"
+#: Annotation with the name of the container that the driver runs in; others may be beside it.
+CONTAINER_ANNOTATION = "airflow-cdc/container"
+#: Seconds for an answer. Airflow kills a task 5 s after it has asked it to end.
+_TIMEOUT = 5.0
+_EXEC_SECONDS = 30.0
+#: How long a pod that has failed stays, so that people can look at it.
+_KEEP_FINISHED = timedelta(hours=1)
+_LOG = re.compile(r"kubectl -n (?P<namespace>\S+) logs (?P<pod>\S+) -c (?P<container>\S+)")
+
+
+def pod_name(driver: str) -> str:
+    """Return the name of the pod of a driver."""
+    return f"airflow-cdc-{driver}"
+
+
+def log_command(namespace: str, pod: str, container: str) -> str:
+    """Return the command that shows the log of a driver: this stands for the address of its log."""
+    return f"kubectl -n {namespace} logs {pod} -c {container}"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod of a driver as the API server knows it.
+
+    :param namespace: its namespace.
+    :param name: its name.
+    :param container: name of the driver's container.
+    :param phase: ``Pending``, ``Running``, ``Succeeded``, ``Failed`` or ``Unknown``.
+    :param reason: why it waits, or how it ended; empty if that is not known.
+    :param is_running: whether the driver's container runs, and is to go on.
+    :param is_over: whether the driver's container has ended, or will never begin.
+    """
+
+    namespace: str
+    name: str
+    container: str
+    phase: str
+    reason: str = ""
+    is_running: bool = False
+    is_over: bool = False
+
+    @property
+    def id(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def log(self) -> str:
+        """Command that shows its log."""
+        return log_command(self.namespace, self.name, self.container)
+
+    @property
+    def link(self) -> None:
+        """No page."""
+        return
+
+    def __str__(self) -> str:
+        return f"pod {self.id} is {self.phase}{self.reason and f': {self.reason}'}"
+
+
+class PodManager:
+    """Creates, watches and ends the pods of drivers.
+
+    :param configuration: a ``kubernetes.client.Configuration``.
+    :param namespace: namespace of the pods.
+    """
+
+    name = "Kubernetes"
+    #: The API server knows all pods: one that it does not know was deleted.
+    unknown_seconds = 0.0
+
+    def __init__(self, configuration: Any, namespace: str) -> None:
+        from kubernetes.client import ApiClient, CoreV1Api
+
+        self._configuration, self._namespace = configuration, namespace
+        self._api = CoreV1Api(ApiClient(configuration))
+
+    @classmethod
+    def connect(cls, cluster: KubernetesCluster, conn: ResolvedConnection | None, namespace: str) -> Self:
+        """Return the manager for a cluster.
+
+        :param conn: how it is accessed; ``None`` for the default.
+        :raises NotReadyError: if there is no access.
+        """
+        return cls(make_configuration(cluster, conn), namespace)
+
+    @property
+    def address(self) -> str:
+        """Address of the API server."""
+        return str(self._configuration.host)
+
+    def check(self, pod: Mapping[str, Any]) -> str:
+        """Check that drivers can run there: rights, and whether the API server would accept a pod.
+
+        :param pod: a pod.
+        :returns: version of Kubernetes.
+        :raises CdcError: if not.
+        """
+        from kubernetes.client import ApiClient, VersionApi
+
+        with translate_api_errors("say its version"):
+            version = VersionApi(ApiClient(self._configuration)).get_code(_request_timeout=_TIMEOUT)
+        if lacking := [right for right in REQUIRED_RIGHTS if not self._is_allowed(*right)]:
+            named = ", ".join(f"{verb} {'/'.join(filter(None, what))}" for verb, *what in lacking)
+            raise NotReadyError(f"the user of the tasks may not {named} in namespace {self._namespace}", RIGHTS_REMEDY)
+        with translate_api_errors("accept a pod of a driver"):
+            self._api.create_namespaced_pod(self._namespace, pod, dry_run="All", _request_timeout=_TIMEOUT)
+        return str(version.git_version)
+
+    def _is_allowed(self, verb: str, resource: str, subresource: str) -> bool:
+        from kubernetes.client import ApiClient, AuthorizationV1Api
+
+        attributes = {"namespace": self._namespace, "verb": verb, "resource": resource, "subresource": subresource}
+        review = {"spec": {"resourceAttributes": attributes}}
+        with translate_api_errors("say what the user of the tasks may do"):
+            api = AuthorizationV1Api(ApiClient(self._configuration))
+            answer = api.create_self_subject_access_review(review, _request_timeout=_TIMEOUT)
+        return bool(answer.status.allowed)
+
+    def create(self, pod: Mapping[str, Any]) -> None:
+        """Create a pod. One of this name can only be the same: the name is random.
+
+        :raises CdcError: if it is not accepted.
+        """
+        with translate_api_errors("create the pod of the driver"):
+            self._unless(409, lambda: self._api.create_namespaced_pod(self._namespace, pod, _request_timeout=_TIMEOUT))
+
+    def find_job(self, driver: str) -> Pod | None:
+        """Return the pod of a driver, or ``None``."""
+        return self._read(self._namespace, pod_name(driver))
+
+    def _read(self, namespace: str, name: str) -> Pod | None:
+        with translate_api_errors(f"say how pod {namespace}/{name} is"):
+            pod = self._unless(404, lambda: self._api.read_namespaced_pod(name, namespace, _request_timeout=_TIMEOUT))
+        return None if pod is None else to_pod(pod.to_dict())
+
+    @staticmethod
+    def _unless(status: int, request: Callable[[], Any]) -> Any | None:
+        """Return the answer to a request, or ``None`` for a status."""
+        from kubernetes.client import ApiException
+
+        try:
+            return request()
+        except ApiException as error:
+            if error.status != status:
+                raise
+            return None
+
+    def kill(self, job: str) -> None:
+        """Delete a pod. Its driver gets SIGTERM, and some time to end."""
+        namespace, _, name = job.partition("/")
+        with translate_api_errors(f"delete pod {job}"):
+            self._unless(404, lambda: self._api.delete_namespaced_pod(name, namespace, _request_timeout=_TIMEOUT))
+
+    def clean_up(self, job: str) -> None:
+        """Delete a pod that has succeeded."""
+        self.kill(job)
+
+    def delete_finished(self, pipeline: str) -> None:
+        """Delete the pods of drivers of a pipeline that have ended some time ago."""
+        selector = f"{PIPELINE_LABEL}={pipeline}"
+        with translate_api_errors("list the pods of drivers"):
+            pods = self._api.list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=_TIMEOUT)
+        for value in (pod.to_dict() for pod in pods.items):
+            pod = to_pod(value)
+            ended = (_driver_state(value, pod.container).get("terminated") or {}).get("finished_at")
+            if ended is not None and datetime.now(UTC) - ended > _KEEP_FINISHED:
+                self.kill(pod.id)
+
+    def hand_over(self, pod: Pod, command: list[str], line: str) -> None:
+        """Run a command in a pod that reads one line from its standard input.
+
+        :param line: the line, with its end.
+        :raises CdcError: if that fails. It may be tried again.
+        """
+        from kubernetes.client import ApiClient, CoreV1Api
+        from kubernetes.stream import stream
+
+        # A client of its own: while it is used, it cannot make ordinary requests.
+        api = CoreV1Api(ApiClient(self._configuration))
+        with translate_api_errors("run a command in the pod of the driver"):
+            channel = stream(
+                api.connect_get_namespaced_pod_exec,
+                pod.name,
+                pod.namespace,
+                container=pod.container,
+                command=command,
+                stdin=True,
+                stdout=True,
+                stderr=True,
+                _preload_content=False,
+                _request_timeout=_EXEC_SECONDS,
+            )
+            try:
+                channel.write_stdin(line)
+                channel.run_forever(timeout=_EXEC_SECONDS)
+                code = channel.returncode
+            finally:
+                channel.close()
+        if code != 0:
+            raise TransientError(
+                f"the request could not be handed over to pod {pod.id} (exit code {code})", "See the pod's log"
+            )
+
+    def tail_log(self, log: str | None, lines: int) -> list[str]:
+        """Return the last lines of the log of a pod; empty if it cannot be read."""
+        match = _LOG.fullmatch(log or "")
+        if match is None:
+            return []
+        with suppress(CdcError), translate_api_errors("show the log of the driver"):
+            # Decoded here: some versions of the client return the text of a bytes object.
+            answer = self._api.read_namespaced_pod_log(
+                match["pod"],
+                match["namespace"],
+                container=match["container"],
+                tail_lines=lines,
+                _preload_content=False,
+                _request_timeout=_TIMEOUT,
+            )
+            return [line for line in answer.data.decode(errors="replace").splitlines() if line.strip()]
+        return []
+
+    def kill_by_log(self, log: str | None) -> bool:
+        """Delete the pod that has a log.
+
+        :returns: whether Kubernetes has accepted this.
+        """
+        match = _LOG.fullmatch(log or "")
+        if match is None:
+            return False
+        try:
+            self.kill(f"{match['namespace']}/{match['pod']}")
+        except CdcError:
+            return False
+        return True
+
+    def describe_by_log(self, log: str | None) -> str:
+        """Return what Kubernetes says about the pod that has a log; empty if it does not say anything."""
+        match = _LOG.fullmatch(log or "")
+        if match is None:
+            return ""
+        try:
+            pod = self._read(match["namespace"], match["pod"])
+        except CdcError:
+            return ""
+        if pod is None:
+            return f"pod {match['namespace']}/{match['pod']} was deleted"
+        return str(pod)
+
+
+#: Why a container waits although nothing but a change can help.
+_CANNOT_START = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+
+
+def to_pod(value: Mapping[str, Any]) -> Pod:
+    """Return a pod from what the API server says.
+
+    :param value: ``V1Pod.to_dict()``.
+    """
+    status, metadata = value["status"] or {}, value["metadata"]
+    container = (metadata.get("annotations") or {}).get(CONTAINER_ANNOTATION, "")
+    state = _driver_state(value, container)
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    conditions = [
+        condition
+        for condition in status.get("conditions") or []
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+    ]
+    reasons = [_describe(source.get("reason"), source.get("message")) for source in (status, *conditions, waiting)]
+    if ended:
+        reasons.append(_describe(ended.get("reason"), ended.get("message") or f"exit code {ended.get('exit_code')}"))
+    phase = status.get("phase") or "Unknown"
+    return Pod(
+        metadata["namespace"],
+        metadata["name"],
+        container,
+        phase,
+        "; ".join(filter(None, reasons)),
+        is_running=bool(state.get("running")) and metadata.get("deletion_timestamp") is None,
+        is_over=phase in ("Succeeded", "Failed") or bool(ended) or waiting.get("reason") in _CANNOT_START,
+    )
+
+
+def _driver_state(value: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+    statuses = (value["status"] or {}).get("container_statuses") or []
+    return next((status.get("state") or {} for status in statuses if status["name"] == container), {})
+
+
+def _describe(reason: str | None, message: str | None) -> str:
+    return " ".join(": ".join(filter(None, (reason, message))).split())
