@@ -26,7 +26,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start bench-hash bench-scale soak jvm test test-fast test-airflow test-long test-versions mutations lint docs lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start bench-hash bench-scale soak jvm test test-fast test-airflow test-long test-kubernetes test-versions mutations lint docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,8 +119,12 @@ test-airflow: jvm ## Of these, the ones that start Airflow's own processes: the 
 test-fast: jvm ## Of these, the ones that start neither Spark nor Airflow
 	$(PYTEST) $(BESIDE) -m "not long and not spark and not airflow"
 
-test-long: jvm ## The long tests: kill schedules by chance, more seeds, and all of `make mutations`; SHARE=3/20: some of them
+test-long: jvm ## The long tests: kill schedules by chance, more seeds, and all of `make mutations`; SHARE=3/20: some of them; `make test-kubernetes` is separate
 	$(PYTEST) $(BESIDE) --share=$(SHARE)
+
+test-kubernetes: jvm ## The tests on a real Kubernetes, which is built the first time (nine minutes of CPU time); as root
+	@$(BIN)/python -m tests.support.kubernetes
+	$(PYTEST) -m kubernetes tests/driver
 
 test-versions: setup ## Types, demo, example DAGs, kill schedules with three sets of Python, Airflow and Spark (ONLY="oldest demo")
 	@$(BIN)/python -m tests.versions $(ONLY)

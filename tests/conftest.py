@@ -46,6 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = [item for item in items if not running.in_turn(item.nodeid, *turn)]
     if share is not None:
         left = [i for i in items if not (i.get_closest_marker("long") and running.in_share(i.nodeid, *share))]
+    if "kubernetes" not in config.option.markexpr:
+        left = list(dict.fromkeys([*left, *(item for item in items if item.get_closest_marker("kubernetes"))]))
     config.hook.pytest_deselected(items=left)
     gone = set(left)
     items[:] = [item for item in items if item not in gone]
