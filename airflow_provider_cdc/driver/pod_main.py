@@ -1,4 +1,8 @@
-"""The main program of a driver in a pod: it waits for what its task hands over, and starts Spark itself."""
+"""The main program of a driver in a pod: it waits for what its task hands over, and starts Spark itself.
+
+It is the first process of its container, so SIGTERM has no effect unless there is a handler. That is installed before
+anything that takes a second to import.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,15 @@ import faulthandler
 import logging
 import os
 import select
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.driver.cluster_driver import run_cluster_driver
-from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.observe.log_lines import LOGGER_NAME, log_to_standard_error
-from airflow_provider_cdc.spark.kubernetes_pods import log_command
-from airflow_provider_cdc.spark.pod_spec import REQUEST_PIPE
-from airflow_provider_cdc.spark.session import DRIVER_POD_VARIABLE
+if TYPE_CHECKING:
+    from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
 
 #: Seconds that a pod waits for its request.
 _WAIT_SECONDS = 600.0
@@ -29,14 +30,17 @@ def main() -> int:
 
     :returns: exit code, which decides only what the cluster shows.
     """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     faulthandler.enable()
-    log_to_standard_error(logging.INFO)
     os.environ.setdefault("AIRFLOW_CDC_STATE_DIR", os.path.join(tempfile.gettempdir(), "airflow-cdc"))
+    from airflow_provider_cdc.driver.cluster_driver import run_cluster_driver
+    from airflow_provider_cdc.model.errors import CdcError
+    from airflow_provider_cdc.observe.log_lines import LOGGER_NAME, log_to_standard_error
+    from airflow_provider_cdc.spark.pod_spec import REQUEST_PIPE, read_log_command
+
+    log_to_standard_error(logging.INFO)
     try:
-        if DRIVER_POD_VARIABLE not in os.environ:
-            raise NotReadyError("this is not the pod of a driver", "Start drivers by their operators only")
-        address = log_command(*os.environ[DRIVER_POD_VARIABLE].split("/"))
-        return run_cluster_driver(wait_for_secret(Path(REQUEST_PIPE)), address)
+        return run_cluster_driver(wait_for_secret(Path(REQUEST_PIPE)), read_log_command(os.environ))
     except CdcError as error:
         logging.getLogger(LOGGER_NAME).error("%s", error)
         return 1
@@ -47,6 +51,9 @@ def wait_for_secret(pipe: Path, seconds: float = _WAIT_SECONDS) -> DriverSecret:
 
     :raises TransientError: if nothing has come in time.
     """
+    from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
+    from airflow_provider_cdc.model.errors import TransientError
+
     os.mkfifo(pipe, 0o600)
     deadline, text = time.monotonic() + seconds, b""
     # Open for writing as well: otherwise, the end of a writer would be the end of the pipe.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
@@ -25,6 +26,7 @@ RIGHTS_REMEDY = (
     "pods/log, and create and get of pods/exec, as the role of Airflow's Helm chart has them"
 )
 _EXTRA = ("in_cluster", "kube_config", "kube_config_path", "cluster_context", "namespace", "disable_verify_ssl")
+_HANDSHAKE = re.compile(r"Handshake status (?P<status>\d+) (?P<reason>.*?)(?: -\+-\+-|$)")
 #: Those of Airflow's own operators.
 _IGNORED = ("disable_tcp_keepalive",)
 
@@ -111,22 +113,22 @@ def translate_api_errors(what: str) -> Iterator[None]:
 
 
 def _to_cdc_error(what: str, error: Any) -> NotReadyError | TransientError:
-    reason = _reason(error)
+    status, reason = _status_and_reason(error)
     text = f"Kubernetes did not {what}: {reason}"
     if "exceeded quota" in reason:
         return TransientError(text, "Wait until other pods of the namespace have ended, or raise its quota")
-    if error.status in (401, 403):
+    if status in (401, 403):
         return NotReadyError(text, RIGHTS_REMEDY)
-    if error.status in (400, 404, 422):
+    if status in (400, 404, 422):
         return NotReadyError(text, "Check the pod template, the image, the namespace, and spark.conf")
     return TransientError(text, "Try again; if it lasts, see the log of the API server")
 
 
-def _reason(error: Any) -> str:
-    """Return what the API server says in one line."""
-    message = None
-    try:
+def _status_and_reason(error: Any) -> tuple[int, str]:
+    """Return the status of an answer, and what the API server says in one line."""
+    status, message = error.status, error.reason
+    if handshake := _HANDSHAKE.match(str(error.reason)):  # the answer to a request to run a command
+        status, message = int(handshake["status"]), handshake["reason"]
+    with suppress(TypeError, ValueError, LookupError):
         message = json.loads(error.body)["message"]
-    except (TypeError, ValueError, LookupError):
-        message = error.reason
-    return f"{' '.join(str(message or 'no reason given').split())[:500]} ({error.status})"
+    return status, f"{' '.join(str(message or 'no reason given').split())[:500]} ({status})"

@@ -53,6 +53,7 @@ class Pod:
     :param phase: ``Pending``, ``Running``, ``Succeeded``, ``Failed`` or ``Unknown``.
     :param reason: why it waits, or how it ended; empty if that is not known.
     :param is_running: whether the driver's container runs, and is to go on.
+    :param is_blocked: whether it waits for something that mostly does not come without a change.
     :param is_over: whether the driver's container has ended, or will never begin.
     """
 
@@ -62,6 +63,7 @@ class Pod:
     phase: str
     reason: str = ""
     is_running: bool = False
+    is_blocked: bool = False
     is_over: bool = False
 
     @property
@@ -78,6 +80,11 @@ class Pod:
     def link(self) -> None:
         """No page."""
         return
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a container runs or may run."""
+        return self.phase not in ("Succeeded", "Failed")
 
     def __str__(self) -> str:
         return f"pod {self.id} is {self.phase}{self.reason and f': {self.reason}'}"
@@ -204,18 +211,21 @@ class PodManager:
         # A client of its own: while it is used, it cannot make ordinary requests.
         api = CoreV1Api(ApiClient(self._configuration))
         with translate_api_errors("run a command in the pod of the driver"):
-            channel = stream(
-                api.connect_get_namespaced_pod_exec,
-                pod.name,
-                pod.namespace,
-                container=pod.container,
-                command=command,
-                stdin=True,
-                stdout=True,
-                stderr=True,
-                _preload_content=False,
-                _request_timeout=_EXEC_SECONDS,
-            )
+            try:
+                channel = stream(
+                    api.connect_get_namespaced_pod_exec,
+                    pod.name,
+                    pod.namespace,
+                    container=pod.container,
+                    command=command,
+                    stdin=True,
+                    stdout=True,
+                    stderr=True,
+                    _preload_content=False,
+                    _request_timeout=_EXEC_SECONDS,
+                )
+            except AttributeError as error:  # some versions of the client expect a body in each refusal
+                raise error.__context__ or error from None
             try:
                 channel.write_stdin(line)
                 channel.run_forever(timeout=_EXEC_SECONDS)
@@ -275,6 +285,7 @@ class PodManager:
 
 #: Why a container waits although nothing but a change can help.
 _CANNOT_START = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+_BLOCKED = ("ErrImagePull", "ImagePullBackOff", "CreateContainerError")
 
 
 def to_pod(value: Mapping[str, Any]) -> Pod:
@@ -302,6 +313,7 @@ def to_pod(value: Mapping[str, Any]) -> Pod:
         phase,
         "; ".join(filter(None, reasons)),
         is_running=bool(state.get("running")) and metadata.get("deletion_timestamp") is None,
+        is_blocked=waiting.get("reason") in _BLOCKED,
         is_over=phase in ("Succeeded", "Failed") or bool(ended) or waiting.get("reason") in _CANNOT_START,
     )
 

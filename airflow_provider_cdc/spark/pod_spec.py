@@ -12,7 +12,7 @@ import yaml
 
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import invalid_value
-from airflow_provider_cdc.spark.kubernetes_pods import CONTAINER_ANNOTATION, PIPELINE_LABEL, pod_name
+from airflow_provider_cdc.spark.kubernetes_pods import CONTAINER_ANNOTATION, PIPELINE_LABEL, log_command, pod_name
 from airflow_provider_cdc.spark.session import DRIVER_POD_VARIABLE
 
 _TEMPLATE, _IMAGE = "spark.kubernetes.driver.podTemplateFile", "spark.kubernetes.container.image"
@@ -55,6 +55,16 @@ def hand_over_command(conf: Mapping[str, str]) -> list[str]:
 
 def _python(conf: Mapping[str, str]) -> str:
     return conf.get("spark.pyspark.python", "python3")
+
+
+def read_log_command(environment: Mapping[str, str]) -> str:
+    """Return the command that shows the log of the pod in which this process runs.
+
+    :raises NotReadyError: if it is not the pod of a driver.
+    """
+    if DRIVER_POD_VARIABLE not in environment:
+        raise NotReadyError("this is not the pod of a driver", "Start drivers by their operators only")
+    return log_command(*environment[DRIVER_POD_VARIABLE].split("/"))
 
 
 def make_pod(pipeline: str, driver: str, what: str, conf: Mapping[str, str]) -> dict[str, Any]:

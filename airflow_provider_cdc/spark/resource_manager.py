@@ -51,6 +51,11 @@ class Application:
         """Whether it has ended."""
         return self.state in _OVER
 
+    @property
+    def is_active(self) -> bool:
+        """Whether YARN still runs it, or is about to."""
+        return not self.is_over
+
     def __str__(self) -> str:
         text = f"application {self.id} is {self.state}"
         return f"{text}: {self.diagnostics}" if self.diagnostics else text

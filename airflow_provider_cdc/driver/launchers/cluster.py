@@ -67,7 +67,11 @@ class ClusterJob(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the driver has ended, or will never begin."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the cluster still has something to end."""
 
 
 class ClusterManager(Protocol):
@@ -193,15 +197,16 @@ class ClusterDriver:
             self._manager_says = str(job) if job is not None else f"{self._manager.name} does not know it"
         except CdcError as error:
             self._manager_says, seconds_until_lost = str(error), _SILENT_SECONDS
-        if job is not None:
-            self._known_at = time.monotonic()
-            if row.handle is None or (row.log is None and job.log is not None):
-                self._store.record_submission(self._driver, job.id, job.link, job.log)
-        if job is not None and job.is_over:
+        if job is None:
+            if time.monotonic() - self._known_at > seconds_until_lost:
+                self._end(UnexpectedError(f"the Spark driver was lost: {self._manager_says}", "Run the task again"))
+            return
+        self._known_at = time.monotonic()
+        if row.handle is None or (row.log is None and job.log is not None):
+            self._store.record_submission(self._driver, job.id, job.link, job.log)
+        if job.is_over:
             remedy = f"See its log: {row.log or job.log or job.link}"
             self._end(UnexpectedError(f"the Spark driver ended without a result: {job}", remedy))
-        elif time.monotonic() - self._known_at > seconds_until_lost:
-            self._end(UnexpectedError(f"the Spark driver was lost: {self._manager_says}", "Run the task again"))
 
     def _end(self, error: CdcError) -> None:
         self._store.end_driver(self._driver, {"error": error.to_json()})
@@ -248,7 +253,7 @@ class ClusterDriver:
             self._end(TransientError("the driver was ended with its task", "Clear the task to run it again"))
         with suppress(CdcError):
             job = self._manager.find_job(self._driver)
-            if job is not None and not job.is_over:
+            if job is not None and job.is_active:
                 self._manager.kill(job.id)
 
     def has_ended(self) -> bool:
@@ -276,9 +281,9 @@ class ClusterDriver:
         """End the driver if it still runs, unless it was released."""
         if self._released:
             return
-        if self._row is None or self._row.state != "ended":
+        if self._row is None or self._row.handle is None or "outcome" not in (self._row.outcome or {}):
             self.terminate()
-        elif self._row.handle is not None and "outcome" in (self._row.outcome or {}):
+        else:
             with suppress(CdcError):
                 self._manager.clean_up(self._row.handle)
 

@@ -13,7 +13,7 @@ from airflow_provider_cdc.config.spark_conf import KubernetesCluster
 from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver, ClusterLauncher
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError
-from airflow_provider_cdc.spark.kubernetes_pods import PodManager
+from airflow_provider_cdc.spark.kubernetes_pods import Pod, PodManager
 from airflow_provider_cdc.spark.pod_spec import hand_over_command, make_pod, namespace_of, pipeline_label
 from airflow_provider_cdc.system.failpoints import failpoint
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two attempts to hand a request over.
 _HAND_OVER_SECONDS = 5.0
+#: Seconds for an image that cannot be pulled: its registry may be away for a moment.
+_BLOCKED_SECONDS = 120.0
 
 
 def pod_manager(context: RunContext, cluster: KubernetesCluster) -> PodManager:
@@ -49,6 +51,7 @@ class PodDriver(ClusterDriver):
         super().__init__(store, manager, driver)
         self._pods, self._secret, self._command = manager, secret, command or []
         self._handed_over_at = float("-inf")
+        self._blocked_since: float | None = None
 
     def can_be_adopted(self) -> bool:
         """Return whether it works already. One that still waits for its request cannot get it from another process."""
@@ -66,6 +69,8 @@ class PodDriver(ClusterDriver):
             return
         try:
             pod = self._pods.find_job(self._driver)
+            if pod is not None:
+                self._end_if_blocked(pod)
             if pod is None or not pod.is_running:
                 return
             self._handed_over_at = time.monotonic()
@@ -75,6 +80,19 @@ class PodDriver(ClusterDriver):
             self._end(error)
         except CdcError as error:
             self._manager_says = str(error)
+
+    def _end_if_blocked(self, pod: Pod) -> None:
+        """End a driver whose container cannot be created, when there was time for another attempt."""
+        now = time.monotonic()
+        if not pod.is_blocked:
+            self._blocked_since = None
+        elif self._blocked_since is None:
+            self._blocked_since = now
+        elif now - self._blocked_since > _BLOCKED_SECONDS:
+            raise NotReadyError(
+                f"the Spark driver cannot start: {pod}",
+                "Check the image (spark.kubernetes.container.image, or the pod template), and how it is pulled",
+            )
 
 
 class KubernetesLauncher(ClusterLauncher):

@@ -1,0 +1,236 @@
+"""The pod of a driver: what of the user's template and settings is in it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from airflow_provider_cdc.config.connections import ResolvedConnection, spark_cluster
+from airflow_provider_cdc.config.spark_conf import KubernetesCluster, driver_pod_master
+from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
+from airflow_provider_cdc.driver.pod_main import wait_for_secret
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.spark.kubernetes_api import _to_cdc_error, make_configuration
+from airflow_provider_cdc.spark.kubernetes_pods import to_pod
+from airflow_provider_cdc.spark.pod_spec import make_pod, pipeline_label
+
+IMAGE = {"spark.kubernetes.container.image": "registry.test/cdc:1"}
+TEMPLATE: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"labels": {"team": "data"}, "annotations": {"karpenter.sh/do-not-disrupt": "false"}},
+    "spec": {
+        "serviceAccountName": "cdc",
+        "volumes": [{"name": "certificates", "secret": {"secretName": "ca"}}],
+        "containers": [
+            {"name": "proxy", "image": "proxy:1"},
+            {
+                "name": "main",
+                "image": "own:2",
+                "args": ["--no"],
+                "env": [{"name": "TZ", "value": "UTC"}],
+                "resources": {"limits": {"memory": "8Gi"}},
+                "volumeMounts": [{"name": "certificates", "mountPath": "/certificates"}],
+            },
+        ],
+    },
+}
+
+
+def make(**conf: str) -> dict[str, Any]:
+    settings = {name.replace("__", "."): value for name, value in conf.items()}
+    return make_pod("shop-", "0123", "chunk groups abc", settings)
+
+
+def template(folder: Path, value: Any) -> dict[str, str]:
+    path = folder / "pod.yaml"
+    path.write_text(value if isinstance(value, str) else yaml.safe_dump(value))
+    return {"spark.kubernetes.driver.podTemplateFile": str(path)}
+
+
+def test_without_a_template() -> None:
+    pod = make(**IMAGE)
+    (container,) = pod["spec"]["containers"]
+    assert pod["metadata"]["name"] == "airflow-cdc-0123" and pod["metadata"]["namespace"] == "default"
+    assert (
+        pod["metadata"]["labels"]
+        == {"airflow-cdc/pipeline": "shop"}
+        == {"airflow-cdc/pipeline": pipeline_label("shop-")}
+    )
+    assert pod["spec"]["restartPolicy"] == "Never" and pod["spec"]["automountServiceAccountToken"] is False
+    assert container["image"] == "registry.test/cdc:1"
+    assert container["command"] == ["python3", "-P", "-m", "airflow_provider_cdc.driver.pod_main"]
+    assert container["resources"] == {"requests": {"cpu": "2", "memory": "2048Mi"}}
+    assert container["env"] == [{"name": "CDC_DRIVER_POD", "value": "default/airflow-cdc-0123/driver"}]
+    more = {"spark.driver.memory": "3g", "spark.driver.memoryOverhead": "512m", "spark.driver.cores": "4"}
+    (container,) = make(**IMAGE, **more)["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "4", "memory": "3584Mi"}}
+
+
+def test_what_a_template_says_stays(tmp_path: Path) -> None:
+    conf = template(tmp_path, TEMPLATE) | {
+        "spark.kubernetes.driver.podTemplateContainerName": "main",
+        "spark.kubernetes.namespace": "lake",
+        "spark.pyspark.python": "/env/bin/python",
+    }
+    pod = make(**conf)
+    proxy, main = pod["spec"]["containers"]
+    assert proxy == TEMPLATE["spec"]["containers"][0] and pod["spec"]["serviceAccountName"] == "cdc"
+    assert main["image"] == "own:2" and main["command"][0] == "/env/bin/python" and "args" not in main
+    assert main["resources"] == {"limits": {"memory": "8Gi"}}
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["certificates", "airflow-cdc-request"]
+    assert [mount["name"] for mount in main["volumeMounts"]] == ["certificates", "airflow-cdc-request"]
+    assert [one["name"] for one in main["env"]] == ["TZ", "CDC_DRIVER_POD"]
+    assert pod["metadata"]["labels"]["team"] == "data" and pod["metadata"]["namespace"] == "lake"
+    annotations = pod["metadata"]["annotations"]
+    assert annotations["karpenter.sh/do-not-disrupt"] == "false" and annotations["airflow-cdc/container"] == "main"
+    assert make(**conf, **IMAGE)["spec"]["containers"][1]["image"] == "registry.test/cdc:1"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"kind": "Job"}, "is not a pod"),
+        ("a: [", "is not YAML .line 1."),
+        ("- 1", "is not a pod"),
+        ({"spec": []}, "must be mappings"),
+        ({"spec": {"containers": {}}}, "no list of containers"),
+        ({"spec": {"containers": [{"name": "a"}]}}, "have no image"),
+        ({"metadata": {"namespace": "other"}}, "is for namespace other, and the Spark connection for default"),
+    ],
+)
+def test_templates_that_are_refused(tmp_path: Path, value: Any, words: str) -> None:
+    with pytest.raises(NotReadyError, match=words) as error:
+        make(**template(tmp_path, value))
+    assert "\n" not in str(error.value)
+
+
+def test_settings_that_are_refused(tmp_path: Path) -> None:
+    name = {"spark.kubernetes.driver.podTemplateContainerName": "none"}
+    for conf, words in (
+        ({**template(tmp_path, TEMPLATE), **name}, "has no container none"),
+        ({"spark.kubernetes.driver.podTemplateFile": "pod.yaml"}, "is not an absolute path"),
+        ({"spark.kubernetes.driver.podTemplateFile": "/nowhere/pod.yaml"}, "cannot be read: No such file"),
+        ({**IMAGE, "spark.driver.memory": "much"}, "spark.driver.memory"),
+    ):
+        with pytest.raises(NotReadyError, match=words):
+            make(**conf)
+    for key, words in (
+        ("spark.kubernetes.executor.limit.cores", "has no effect on the pod"),
+        ("spark.executor.instances", "there are no executors"),
+        ("spark.dynamicAllocation.enabled", "there are no executors"),
+    ):
+        with pytest.raises(NotReadyError, match=words):
+            driver_pod_master({key: "1"})
+    with pytest.raises(NotReadyError, match=r"spark\.driver\.cores"):
+        driver_pod_master({"spark.driver.cores": "0"})
+    assert (driver_pod_master({}), driver_pod_master({"spark.driver.cores": "8"})) == ("local[2]", "local[8]")
+
+
+def test_the_connection() -> None:
+    def cluster(host: str, **extra: str) -> Any:
+        return spark_cluster(ResolvedConnection("k", "spark", host, extra={"deploy-mode": "cluster", **extra}))
+
+    assert cluster("k8s://https://api.test:6443") == KubernetesCluster("https://api.test:6443")
+    assert cluster("k8s://api.test:6443", kubernetes_conn_id="c") == KubernetesCluster("https://api.test:6443", "c")
+    address = KubernetesCluster("https://api.test:6443/")
+    config = {
+        "current-context": "a",
+        "contexts": [{"name": "a", "context": {"cluster": "b", "user": "c"}}],
+        "clusters": [{"name": "b", "cluster": {"server": "https://other.test"}}],
+        "users": [{"name": "c", "user": {"token": "hunter2"}}],
+    }
+    access = ResolvedConnection("c", "kubernetes", extra={"kube_config": json.dumps(config), "namespace": "x"})
+    found = make_configuration(address, access)
+    assert found.host == "https://api.test:6443" and "hunter2" in str(found.api_key) and found.verify_ssl
+    unverified = ResolvedConnection("c", "kubernetes", extra={**access.extra, "disable_verify_ssl": True})
+    assert not make_configuration(address, unverified).verify_ssl
+    for conn, words in (
+        (ResolvedConnection("c", "mysql"), "must be of type kubernetes"),
+        (ResolvedConnection("c", "kubernetes", extra={"kubeconfig": "x"}), "'kubeconfig' is not known"),
+        (ResolvedConnection("c", "kubernetes", extra={"kube_config": "hunter2"}), "connection c gives no access"),
+        (ResolvedConnection("c", "kubernetes", extra={"kube_config_path": "/nowhere"}), "gives no access"),
+        (ResolvedConnection("c", "kubernetes", extra={"in_cluster": True}), "gives no access"),
+    ):
+        with pytest.raises(NotReadyError, match=words) as error:
+            make_configuration(address, conn)
+        assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "kind", "words"),
+    [
+        (403, "Forbidden", "pods is forbidden", NotReadyError, "pods is forbidden .403.*Helm chart"),
+        (403, "Forbidden", "forbidden: exceeded quota: q", TransientError, "raise its quota"),
+        (422, "Unprocessable", "spec.x: Invalid value", NotReadyError, "pod template"),
+        (503, "Unavailable", None, TransientError, "Unavailable .503"),
+        (0, "Handshake status 403 Forbidden -+-+- {'a': 1} -+-+- b''", None, NotReadyError, "Forbidden .403"),
+    ],
+)
+def test_errors_of_the_api_server(
+    status: int, reason: str, message: str | None, kind: type[CdcError], words: str
+) -> None:
+    from kubernetes.client import ApiException
+
+    error = ApiException(status=status, reason=reason)
+    error.body = message and json.dumps({"message": message})
+    found = _to_cdc_error("create a pod", error)
+    assert type(found) is kind
+    with pytest.raises(kind, match=words):
+        raise found
+
+
+def pod_status(state: dict[str, Any] | None, phase: str = "Pending", **status: Any) -> Any:
+    statuses = [{"name": "sidecar", "state": {"running": {"a": 1}}}]
+    if state is not None:
+        statuses.append({"name": "main", "state": state})
+    metadata = {"namespace": "n", "name": "p", "annotations": {"airflow-cdc/container": "main"}}
+    return to_pod({"metadata": metadata, "status": {"phase": phase, "container_statuses": statuses, **status}})
+
+
+def test_what_a_pod_says() -> None:
+    """It is the driver's container that counts, not those beside it."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    waiting = pod_status(None, conditions=[condition])
+    assert str(waiting) == "pod n/p is Pending: Unschedulable: 0/1 nodes"
+    assert not (waiting.is_over or waiting.is_running or waiting.is_blocked) and waiting.is_active
+    assert waiting.log == "kubectl -n n logs p -c main"
+    running = pod_status({"running": {"started_at": 1}}, "Running")
+    assert running.is_running and not running.is_over
+    killed = pod_status(
+        {"terminated": {"reason": "OOMKilled", "exit_code": 137, "finished_at": datetime.now(UTC)}}, "Running"
+    )
+    assert killed.is_over and killed.is_active and not killed.is_running and "OOMKilled: exit code 137" in str(killed)
+    evicted = pod_status(None, "Failed", reason="Evicted", message="low on memory")
+    assert evicted.is_over and not evicted.is_active and "Evicted: low on memory" in str(evicted)
+    assert pod_status({"waiting": {"reason": "ErrImageNeverPull"}}).is_over
+    assert pod_status({"waiting": {"reason": "ImagePullBackOff"}}).is_blocked
+
+
+def test_a_request_that_comes_in_parts(tmp_path: Path) -> None:
+    """A writer that was cut off does not end the wait; nobody else can open the pipe."""
+    secret, pipe = DriverSecret("1", b"k" * 32, {"conn_id": "books"}, "0"), tmp_path / "request"
+    line = secret.to_bytes() + b"\n"
+
+    def write() -> None:
+        while not pipe.exists():
+            pass
+        assert os.stat(pipe).st_mode & 0o777 == 0o600
+        for part in (line[:10], line[10:]):
+            pipe.write_bytes(part)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert wait_for_secret(pipe, 30) == secret
+    thread.join()
+    assert not pipe.exists()
+    with pytest.raises(TransientError, match="no task has handed over"):
+        wait_for_secret(pipe, 0.1)
+    assert not pipe.exists()
