@@ -72,6 +72,11 @@ class Mutation:
         """Name for people and for ``--only``."""
         return f"{self.list}:{re.sub('[^a-z0-9]+', '-', self.rule.lower()).strip('-')[:80]}"
 
+    @property
+    def needs_kubernetes(self) -> bool:
+        """Whether its tests run only where they are asked for: ``-m kubernetes``."""
+        return any("kubernetes" in test.partition("::")[0] for test in self.tests)
+
     @cached_property
     def file(self) -> str:
         """The file that has the text, as a path in the checkout.
@@ -213,6 +218,8 @@ class Workshop:
         report = self.root / "report.xml"
         report.unlink(missing_ok=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        if any("kubernetes" in test.partition("::")[0] for test in tests):
+            command += ["-m", "kubernetes"]
         command += ["-o", "junit_family=xunit1", f"--timeout={seconds:g}", *(["-x"] if stop else []), *tests]
         code, output = _finished(command, self.root, self._environment(), seconds * len(tests) + _GRACE)
         if code is None:

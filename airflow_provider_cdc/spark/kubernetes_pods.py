@@ -305,6 +305,8 @@ def to_pod(value: Mapping[str, Any]) -> Pod:
     reasons = [_describe(source.get("reason"), source.get("message")) for source in (status, *conditions, waiting)]
     if ended:
         reasons.append(_describe(ended.get("reason"), ended.get("message") or f"exit code {ended.get('exit_code')}"))
+    if metadata.get("deletion_timestamp") is not None:
+        reasons.append("it is being deleted")
     phase = status.get("phase") or "Unknown"
     return Pod(
         metadata["namespace"],

@@ -231,8 +231,16 @@ def _session_settings(name: str, master: str, conf: Mapping[str, str], ui: bool)
 
 
 def _start_error(master: str, error: Exception) -> CdcError:
+    from py4j.protocol import Py4JNetworkError
+
     text = str(error)
     if is_local_master(master):
+        if "JAVA_GATEWAY_EXITED" in text or isinstance(error, OSError | Py4JNetworkError):
+            return UnexpectedError(
+                "Java ended while Spark was starting",
+                "If the lines above in the log name an option that Java refuses, correct spark.conf. Otherwise, "
+                f"Java was killed: {LESS_MEMORY_REMEDY}",
+            )
         found = to_cdc_error(error)
         return TerminalError(found.message, found.remedy) if isinstance(found, UnexpectedError) else found
     if "spark.authenticate.secret" in text:

@@ -26,7 +26,11 @@ def place(request: pytest.FixtureRequest) -> Iterator[Workshop]:
 
 
 def cases(*, quick: bool) -> list[object]:
-    return [pytest.param(mutation, id=mutation.id) for mutation in LISTED if mutation.quick is quick]
+    return [
+        pytest.param(mutation, id=mutation.id, marks=[pytest.mark.kubernetes] if mutation.needs_kubernetes else [])
+        for mutation in LISTED
+        if mutation.quick is quick
+    ]
 
 
 @pytest.mark.one_of("mutation")

@@ -65,7 +65,8 @@ def test_without_a_template() -> None:
         == {"airflow-cdc/pipeline": pipeline_label("shop-")}
     )
     assert pod["spec"]["restartPolicy"] == "Never" and pod["spec"]["automountServiceAccountToken"] is False
-    assert container["image"] == "registry.test/cdc:1"
+    request = {"name": "airflow-cdc-request", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    assert pod["spec"]["volumes"] == [request] and container["image"] == "registry.test/cdc:1"
     assert container["command"] == ["python3", "-P", "-m", "airflow_provider_cdc.driver.pod_main"]
     assert container["resources"] == {"requests": {"cpu": "2", "memory": "2048Mi"}}
     assert container["env"] == [{"name": "CDC_DRIVER_POD", "value": "default/airflow-cdc-0123/driver"}]
@@ -211,6 +212,10 @@ def test_what_a_pod_says() -> None:
     evicted = pod_status(None, "Failed", reason="Evicted", message="low on memory")
     assert evicted.is_over and not evicted.is_active and "Evicted: low on memory" in str(evicted)
     assert pod_status({"waiting": {"reason": "ErrImageNeverPull"}}).is_over
+    metadata = {"namespace": "n", "name": "p", "annotations": None, "deletion_timestamp": datetime.now(UTC)}
+    assert (
+        str(to_pod({"metadata": metadata, "status": {"phase": "Running"}})) == "pod n/p is Running: it is being deleted"
+    )
     assert pod_status({"waiting": {"reason": "ImagePullBackOff"}}).is_blocked
 
 

@@ -32,6 +32,10 @@ class ConnectServerProcess(StartedProcesses):
 
     def _begin(self) -> None:
         self.folder = temporary_folder("cdc-connect-")
+        self.serve()
+
+    def serve(self) -> None:
+        """Start the server, for the first time or after it was killed, at the same port."""
         package = find_spec("pyspark")
         assert package is not None and package.origin is not None
         home = Path(package.origin).parent
@@ -67,6 +71,12 @@ class ConnectServerProcess(StartedProcesses):
                     return
             time.sleep(0.3)
         raise AssertionError(f"the server did not start: {tail(self.folder / 'server.log')}")
+
+    def kill(self) -> None:
+        """SIGKILL to the server and its workers."""
+        assert self._session is not None
+        self._session.kill_all()
+        self._session = None
 
     def close(self) -> None:
         """End it and remove its folder."""
