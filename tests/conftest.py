@@ -68,7 +68,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.failed:
         folder = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         running.shorten(report, folder / f"{report.when}-{abs(hash(item.nodeid))}.txt")
-        report.sections.append(("To repeat it", running.repeat(item.nodeid)))
+        marker = "kubernetes" if item.get_closest_marker("kubernetes") else ""
+        report.sections.append(("To repeat it", running.repeat(item.nodeid, marker)))
     return report  # type: ignore[return-value]
 
 

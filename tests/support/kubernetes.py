@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.support.kubernetes_host import NodeHost
-from tests.support.kubernetes_parts import PAUSE_IMAGE, kubernetes_programs, system_programs
+from tests.support.kubernetes_parts import PAUSE_IMAGE, kubernetes_programs, system_programs, write_images
 from tests.support.kubernetes_pod import host_pod
 from tests.support.kubernetes_users import KubernetesUsers
 from tests.support.processes import Session, StartedProcesses, free_port, tail, wait_for
@@ -29,8 +29,8 @@ _CONTROLLERS = (
     "serviceaccount-controller",
     "root-ca-certificate-publisher-controller",
 )
-#: Seconds: how often the node says that it lives, after how long it counts as lost, and its pods are deleted.
-_LEASE, _LOST, _DELETED = 8, 20, 5
+#: Seconds: how long a node's word that it lives is good for, and how long it is waited for.
+_LEASE, _LOST = 8, 20
 
 
 class Kubernetes(KubernetesUsers, StartedProcesses):
@@ -56,7 +56,7 @@ class Kubernetes(KubernetesUsers, StartedProcesses):
         self._start_api_server(programs, etcd)
         for part in ("kube-controller-manager", "kube-scheduler"):
             self._start_controllers(programs, part)
-        self._import_images(programs, system, containerd)
+        self._import_images(system, containerd)
         self._write_kubelet_config(containerd)
         self.start_kubelet()
         self.wait_until_ready()
@@ -161,8 +161,6 @@ state = "{folder}/state"
             "authorization-mode": "RBAC",
             "service-cluster-ip-range": "10.96.0.0/24",
             "endpoint-reconciler-type": "none",
-            "default-not-ready-toleration-seconds": _DELETED,
-            "default-unreachable-toleration-seconds": _DELETED,
         }
         self._run("kube-apiserver", [programs / "kube-apiserver", *_flags(options)])
         (self.folder / "admin.conf").touch(mode=0o600)
@@ -199,13 +197,12 @@ state = "{folder}/state"
             }
         self._run(part, [programs / part, *_flags(options)])
 
-    def _import_images(self, programs: Path, system: Path, containerd: Path) -> None:
+    def _import_images(self, system: Path, containerd: Path) -> None:
         self._wait("containerd", containerd.exists)
-        for image in ("pause", "host"):
+        for image in write_images(self.folder):
             command: list[str | Path] = [system / "usr/bin/ctr", "-a", containerd, "-n", "k8s.io", "images", "import"]
-            command += ["--snapshotter", "native", programs / f"{image}.tar"]
-            session = self._host.run(f"import-{image}", command, inside=True)
-            wait_for(f"import of {image}", lambda session=session: not session.alive, 60)  # type: ignore[misc]
+            session = self._host.run(f"import-{image.stem}", [*command, "--snapshotter", "native", image], inside=True)
+            wait_for(f"import of {image.name}", lambda session=session: not session.alive, 60)  # type: ignore[misc]
             assert session.exit_code == 0, tail(session.log)
             session.kill_all()
 
@@ -257,7 +254,11 @@ state = "{folder}/state"
         self._kubelet = self._host.run("kubelet", [kubernetes_programs() / "kubelet", *_flags(options)], inside=True)
 
     def stop_kubelet(self) -> None:
-        """End the kubelet, as if the node were lost: containers run on, and nothing is said of them."""
+        """End the kubelet, as if the node were lost: containers run on, and nothing is said of them.
+
+        After some 20 seconds the node is no longer ready, nor are its pods. They are not deleted: Kubernetes does not
+        where no node at all is left.
+        """
         assert self._kubelet is not None
         self._kubelet.kill_all()
         self._kubelet = None

@@ -25,6 +25,8 @@ from tests.support.packages import Packages, ServerUnavailable, cache_folder, lo
 PARTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 #: An image with the first process of each pod, and an empty one for containers that use the folders of this host.
 PAUSE_IMAGE, HOST_IMAGE = "cdc.test/pause:1", "cdc.test/host:1"
+#: Folders of images, as those of a distribution have them.
+_FOLDERS = ("etc", "home", "opt", "root", "run", "tmp", "var", "var/lib", "var/log", "var/tmp")
 
 _SOURCE = ROOT / "tests" / "support" / "kubernetes_node"
 _GO = "1.26.6"
@@ -50,7 +52,7 @@ def system_programs() -> Path:
 
 
 def kubernetes_programs() -> Path:
-    """Return the folder with all parts of Kubernetes and the images, which are built the first time.
+    """Return the folder with all parts of Kubernetes, which are built the first time.
 
     :raise ServerUnavailable: where they cannot be built.
     """
@@ -83,8 +85,6 @@ def _build(folder: Path) -> None:
             raise ServerUnavailable(f"Kubernetes could not be built:\n{run.stderr[-2000:]}")
     for part in PARTS:
         (folder / part).symlink_to("kubernetes")
-    _write_image(folder / "pause.tar", PAUSE_IMAGE, (folder / "pause").read_bytes())
-    _write_image(folder / "host.tar", HOST_IMAGE)
 
 
 def _go() -> Path:
@@ -116,13 +116,22 @@ def _go() -> Path:
     return folder / "go" / "bin" / "go"
 
 
-def _write_image(file: Path, name: str, program: bytes = b"") -> None:
-    """Write an image as Docker saves it: empty but for a temp folder, or with one program."""
+def write_images(folder: Path) -> tuple[Path, ...]:
+    """Write the images as Docker saves them, and return their files."""
+    pause = (kubernetes_programs() / "pause").read_bytes()
+    images = {folder / "pause.tar": (PAUSE_IMAGE, pause), folder / "host.tar": (HOST_IMAGE, b"")}
+    for file, (name, program) in images.items():
+        _write_image(file, name, program)
+    return tuple(images)
+
+
+def _write_image(file: Path, name: str, program: bytes) -> None:
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
-        folder = tarfile.TarInfo("tmp")
-        folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
-        tar.addfile(folder)
+        for path in _FOLDERS:
+            folder = tarfile.TarInfo(path)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if path.endswith("tmp") else 0o755
+            tar.addfile(folder)
         if program:
             _add(tar, "program", program, 0o755)
     digest = hashlib.sha256(layer.getvalue()).hexdigest()

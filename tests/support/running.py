@@ -119,9 +119,12 @@ def repetitions(items: Iterable[Any]) -> Iterator[Any]:
         yield from (item for number, item in enumerate(variants) if number != kept)
 
 
-def repeat(nodeid: str) -> str:
-    """The command that runs one test again, with the seed that stands in its name."""
-    return f".venv/bin/python -m pytest {shlex.quote(nodeid)}"
+def repeat(nodeid: str, marker: str = "") -> str:
+    """The command that runs one test again, with the seed that stands in its name.
+
+    :param marker: of tests that are run only if they are asked for by it.
+    """
+    return f".venv/bin/python -m pytest {f'-m {marker} ' if marker else ''}{shlex.quote(nodeid)}"
 
 
 #: Characters of a failure, and of what was written meanwhile, that are shown: CI keeps little, and a log is long.
