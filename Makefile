@@ -124,7 +124,7 @@ test-long: jvm ## The long tests: kill schedules by chance, more seeds, and all 
 
 test-kubernetes: jvm ## The tests on a real Kubernetes, which is built the first time (nine minutes of CPU time); as root
 	@$(BIN)/python -m tests.support.kubernetes
-	$(PYTEST) -m kubernetes tests/driver
+	$(PYTEST) -m kubernetes $$(grep -rl --include='test_*.py' 'mark\.kubernetes' tests)
 
 test-versions: setup ## Types, demo, example DAGs, kill schedules with three sets of Python, Airflow and Spark (ONLY="oldest demo")
 	@$(BIN)/python -m tests.versions $(ONLY)

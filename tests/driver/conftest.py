@@ -1,4 +1,4 @@
-"""A YARN cluster and a state database on a server, which the tests of drivers in a cluster share."""
+"""Clusters of YARN and Kubernetes, and a state database on a server, which the tests of drivers in a cluster share."""
 
 from __future__ import annotations
 

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.kubernetes]
 
-#: Writes what it reads from a FIFO in memory, as a driver that waits for its request does.
-READER = """import os
+#: Writes what it reads from a FIFO in memory, as a driver that waits for its request does. Its end would kill the
+#: command that writes into the FIFO.
+READER = """import os, time
 os.mkfifo("/run/cdc/request", 0o600)
 print("waits", flush=True)
-print(open("/run/cdc/request").read())"""
+print(open("/run/cdc/request").read(), flush=True)
+time.sleep(1)"""
 SLEEPER = """import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("asked to end", flush=True)))
 print("runs", flush=True)

@@ -43,6 +43,10 @@ def test_both(server, n, how):
 @pytest.mark.parametrize("seed", ["it's 7"])
 def test_that_fails(seed):
     raise AssertionError
+
+@pytest.mark.kubernetes
+def test_in_a_cluster():
+    pass
 """
 
 #: A test whose process crashes in one of several threads.
@@ -81,6 +85,13 @@ def run(tmp_path: Path) -> Run:
 
 def names(output: str) -> list[str]:
     return [line.partition("::")[2] for line in output.splitlines() if "::" in line]
+
+
+def test_a_cluster_is_started_only_if_it_is_asked_for(run: Run) -> None:
+    for options in ((), ("--share=1/1",), ("-m", "not long"), ("--turn=1/1",)):
+        found = names(run("--collect-only", "-q", *options))
+        assert found and "test_in_a_cluster" not in found
+    assert names(run("--collect-only", "-q", "-m", "kubernetes")) == ["test_in_a_cluster"]
 
 
 def test_each_long_test_is_in_one_share(run: Run) -> None:

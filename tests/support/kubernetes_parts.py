@@ -79,7 +79,7 @@ def _build(folder: Path) -> None:
     go = _go()
     environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
     for package, program in ((".", "kubernetes"), ("./pause", "pause")):
-        command = [go, "build", "-trimpath", f"-ldflags={flags}", "-o", folder / program, package]
+        command: list[str | Path] = [go, "build", "-trimpath", f"-ldflags={flags}", "-o", folder / program, package]
         run = subprocess.run(command, cwd=_SOURCE, env=environment, capture_output=True, text=True)
         if run.returncode:
             raise ServerUnavailable(f"Kubernetes could not be built:\n{run.stderr[-2000:]}")
