@@ -347,9 +347,8 @@ def test_a_stream(
         mysql_server.execute(f"INSERT INTO {database}.t VALUES (1001, 'b')")
         second = follow(cli, {"epoch": 1, "found": False, "verdict": "stopped"})
         assert second.epoch == 2 and not second.found
-        assert re.search(
-            r"epoch 1 on .* was lost.*pod cdc/\S+ (was|is Running: it is being) deleted", capsys.readouterr().out
-        )
+        words = r"epoch 1 on .* was lost.*pod cdc/\S+ (was|is Running: it is being) deleted"
+        assert re.search(words, capsys.readouterr().out)
         wait_until_applied(2)
         (driver,) = store.live_drivers("p")
         kill_in_pod(kubernetes, pod_name(driver.id), "pod_main")

@@ -56,9 +56,13 @@ def yarn_jars() -> str:
 
 
 class Yarn(StartedProcesses):
-    """A cluster with the queues ``default``, ``full``, which has no room for a driver, and ``stopped``."""
+    """A cluster with the queues ``default``, ``full``, which has no room for a driver, and ``stopped``.
 
-    def __init__(self) -> None:
+    :param nodes: how many NodeManagers it has.
+    """
+
+    def __init__(self, nodes: int = 1) -> None:
+        self._nodes = nodes
         self._session: Session | None = None
         self.folder = Path()
         self.address = ""
@@ -70,7 +74,7 @@ class Yarn(StartedProcesses):
         (self.folder / "conf" / "capacity-scheduler.xml").write_text(_QUEUES)
         class_path = f"{self.conf}{os.pathsep}{yarn_jars()}"
         main = ROOT / "tests" / "support" / "yarn_main.py"
-        command: list[str | Path] = [sys.executable, "-P", main, class_path, self.conf, self.work]
+        command: list[str | Path] = [sys.executable, "-P", main, class_path, self.conf, self.work, str(self._nodes)]
         env = {**os.environ, "JAVA_HOME": ensure_java_home(), "HADOOP_USER_NAME": "cdc"}
         self._session = Session(command, self.folder / "log", env=env, cwd=self.work)
         session = self._session
@@ -152,6 +156,13 @@ class Yarn(StartedProcesses):
                 if str(self.work).encode() in environment and b"CONTAINER_ID=" in environment and words in command:
                     found.append(int(entry.name))
         return found
+
+    def lose_node(self) -> None:
+        """Stop the NodeManager with most containers. It kills them."""
+        assert self._session is not None
+        session, before = self._session, self._session.log.read_text(errors="replace").count("\nstopped\n")
+        os.kill(session.pid, signal.SIGUSR1)
+        wait_for("it stops", lambda: session.log.read_text(errors="replace").count("\nstopped\n") > before, 60)
 
     def kill_driver(self, words: str = "") -> None:
         """SIGKILL to what is in the containers of drivers: everything, or that whose command lines contain words."""

@@ -1,6 +1,6 @@
-"""A ResourceManager and a NodeManager in this process, until it is killed.
+"""A ResourceManager and NodeManagers in this process, until it is killed. SIGUSR1 stops a NodeManager.
 
-``python -P yarn_main.py <class path> <folder of the clients' configuration> <folder to work in>``
+``python -P yarn_main.py <class path> <folder of the clients' configuration> <folder to work in> <NodeManagers>``
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,14 +35,15 @@ def main() -> None:
     """Start them, and say where the ResourceManager's web application is."""
     import jpype
 
-    class_path, conf_folder, work_folder = sys.argv[1:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # before there are threads, which inherit this
+    class_path, conf_folder, work_folder, nodes = sys.argv[1:]
     jpype.startJVM("-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", classpath=class_path.split(":"))
     java: Any = jpype.JClass
     conf = java("org.apache.hadoop.yarn.conf.YarnConfiguration")()
     for name, value in SETTINGS.items():
         conf.set(name, value)
     conf.set("hadoop.tmp.dir", work_folder)
-    cluster = java("org.apache.hadoop.yarn.server.MiniYARNCluster")("cdc", 1, 1, 1)
+    cluster = java("org.apache.hadoop.yarn.server.MiniYARNCluster")("cdc", int(nodes), 1, 1)
     cluster.init(conf)
     cluster.start()
     running = cluster.getResourceManager().getConfig()
@@ -56,7 +56,13 @@ def main() -> None:
     print("ready", running.get("yarn.resourcemanager.webapp.address"), flush=True)
     # What guards the processes of a test that was killed sends this. Containers have sessions of their own.
     signal.signal(signal.SIGINT, lambda *_: kill_containers(work_folder))
-    threading.Event().wait()
+    managers = [cluster.getNodeManager(number) for number in range(int(nodes))]
+    while True:
+        signal.sigwait([signal.SIGUSR1])
+        fullest = max(managers, key=lambda manager: int(manager.getNMContext().getContainers().size()))
+        managers.remove(fullest)
+        fullest.stop()
+        print("stopped", flush=True)
 
 
 def kill_containers(work_folder: str) -> None:
