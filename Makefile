@@ -126,7 +126,7 @@ test-kubernetes: jvm ## The tests on a real Kubernetes, which is built the first
 	@$(BIN)/python -m tests.support.kubernetes
 	$(PYTEST) -m kubernetes $$(grep -rl --include='test_*.py' 'mark\.kubernetes' tests)
 
-test-versions: setup ## Types, demo, example DAGs, kill schedules with three sets of Python, Airflow and Spark (ONLY="oldest demo")
+test-versions: setup ## Types, demo, example DAGs, kill schedules with four sets of Python, Airflow, Spark and its provider (ONLY="oldest demo")
 	@$(BIN)/python -m tests.versions $(ONLY)
 
 mutations: jvm ## Take each rule of tests/mutations out of the code and see its test fail; SHARE=3/20: some of them

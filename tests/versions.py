@@ -1,6 +1,8 @@
 """The oldest, the newest and a middle Python, Airflow and Spark: an environment for each, and some of the tests in it.
 
-``python -m tests.versions [oldest|middle|newest] [core|demo|examples|life|assets|lineage|page|iceberg|kills|tables]``;
+``provider6`` has a version of Airflow's Spark provider that this package does not ask for, as docs/versions.md says how.
+
+``python -m tests.versions [oldest|middle|newest|provider6] [core|demo|examples|life|assets|lineage|page|iceberg|kills|tables]``;
 without arguments everything. uv makes the environments in the cache folder, from ``requirements/oldest.txt`` and its
 neighbours, and makes them again when their file changes. ``python -m tests.versions lock`` compiles
 these files. docs/versions.md lists what was tried.
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests import ROOT
@@ -27,8 +30,14 @@ VERSIONS = {
     # The API server of this Airflow does not start with cadwyn 9.0.0 and fastapi 0.165.0.
     "middle": {"apache-airflow": "3.2.2", "pyspark": "4.1.4", "cadwyn": "7.0.0", "fastapi": "0.136.3"},
     "newest": {"apache-airflow": "3.3.2", "pyspark": "4.3.0"},
+    "provider6": {
+        "apache-airflow": "3.3.2",
+        "apache-airflow-providers-apache-spark": "6.3.4",
+        "pyspark": "4.2.0",
+        "pyspark-client": "4.2.0",  # the same version: it overwrites files of pyspark
+    },
 }
-PYTHONS = {"oldest": "3.11", "middle": "3.12", "newest": "3.13"}
+PYTHONS = {"oldest": "3.11", "middle": "3.12", "newest": "3.13", "provider6": "3.12"}
 #: Of the development tools only what the steps need.
 _EXTRAS = ("iceberg", "java", "postgres")
 _READERS = (
@@ -69,15 +78,17 @@ def requirements(name: str) -> Path:
     return ROOT / "requirements" / f"{name}.txt"
 
 
-def lock() -> None:
+def lock(names: Iterable[str] = VERSIONS) -> None:
     """Resolve the environments again."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     optional = [requirement for extra in _EXTRAS for requirement in extras[extra]]
     wanted = [*project["dependencies"], *optional, *_READERS, *_TOOLS, *_BROWSER, *_LINEAGE]
     environ = {key: text for key, text in os.environ.items() if not key.endswith("_FIND_LINKS")}
-    for name, versions in VERSIONS.items():
-        text = "\n".join([*wanted, *(f"{package}=={version}" for package, version in versions.items())])
+    for name in names:
+        versions = VERSIONS[name]
+        others = [requirement for requirement in wanted if re.split("[^a-z0-9-]", requirement)[0] not in versions]
+        text = "\n".join([*others, *(f"{package}=={version}" for package, version in versions.items())])
         options = ["--upgrade", "--generate-hashes", "--no-header", "--no-annotate", "--universal"]
         options += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", PYTHONS[name]]
         command: list[str | Path] = [_UV, "pip", "compile", "-q", *options, "-", "-o", requirements(name)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -226,10 +227,11 @@ def test_a_request_that_comes_in_parts(tmp_path: Path) -> None:
 
     def write() -> None:
         while not pipe.exists():
-            pass
+            time.sleep(0.01)
         assert os.stat(pipe).st_mode & 0o777 == 0o600
         for part in (line[:10], line[10:]):
             pipe.write_bytes(part)
+            time.sleep(0.5)  # the reader has the first part alone
 
     thread = threading.Thread(target=write)
     thread.start()
