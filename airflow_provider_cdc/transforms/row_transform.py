@@ -119,7 +119,7 @@ class RowTransform:
         if not self.table.key:
             deletes = (deletes | before) & satisfied
         elif self.table.full_before_images:
-            is_last_image = ~np.append(satisfied[1:], True)
+            is_last_image = np.append(~satisfied[1:], False)[: len(satisfied)]
             if with_before_images:
                 is_last_image |= self._changes_key(changes)
             deletes = (deletes | (before & is_last_image)) & satisfied
@@ -137,13 +137,19 @@ class RowTransform:
         return self.convert_columns(changes if remaining.all() else changes.filter(pa.array(remaining)), origin)
 
     def _changes_key(self, changes: pa.Table) -> Any:
-        """Return a mask of the rows that are followed by a row with another key."""
-        if changes.num_rows < 2:
-            return np.zeros(changes.num_rows, bool)
-        keys = changes.select(list(self.table.key))
-        first, second = keys.slice(0, keys.num_rows - 1), keys.slice(1)
+        """Return a mask of the rows that are not followed by an update with the same key.
+
+        If a key changes, the new image may be missing: its chunk was read later than that of the old key, and includes
+        it.
+        """
+        count = changes.num_rows
+        if count < 2:
+            return np.ones(count, bool)
+        keys, following = changes.select(list(self.table.key)), changes[OP_COLUMN].slice(1)
+        first, second = keys.slice(0, count - 1), keys.slice(1)
         different = [_to_numpy(pc.not_equal(first[name], second[name])) for name in keys.column_names]
-        return np.append(np.logical_or.reduce(different), False)
+        different.append(_to_numpy(pc.not_equal(following, _UPDATE)))
+        return np.append(np.logical_or.reduce(different), True)
 
     def copy_keys(self, keys: pa.Table) -> pa.Table:
         """Return the keys that rows have in the copy.

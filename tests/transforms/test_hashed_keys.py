@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.schema import DELETED_COLUMN
 from airflow_provider_cdc.mysql.chunks import chunk
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch
@@ -194,4 +195,30 @@ def test_keys_that_are_hashed_from_now_on(cli: Cli, server: MySQLServer, databas
         table = context.require_plan().tables[0]
         rows = delta_table(context, table).read()[0]
         assert table.has_hashed_key and {len(mail) for mail in rows["mail"].to_pylist()} == {64}
+    assert {verdict.verdict for verdict in verify_tables(cli.context)} == {"equal"}
+
+
+def test_a_key_that_changes_while_chunks_are_read(
+    cli: Cli, server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunk of the new key includes the change, that of the old key does not: the old key is deleted."""
+    server.session(database, f"UPDATE account SET n = 1 WHERE mail = '{SECRETS[5]}'")
+    cli.value["snapshot"]["parallelism"] = 1
+    cli.value["sink"]["deletes"] = {"soft": [rf"{database}[.]account"]}
+    cli.value["transforms"]["where"] = {rf"{database}[.]account": "n >= 0"}
+    cli.write()
+    chunks = []
+
+    def failpoint(name: str) -> None:
+        if name == "chunk.before_lw":
+            chunks.append(name)
+            if len(chunks) == 5:
+                server.session(database, f"UPDATE account SET mail = 'secret-045x' WHERE mail = '{SECRETS[5]}'")
+
+    monkeypatch.setattr(chunk, "failpoint", failpoint)
+    cli.snapshot()
+    cli.catch_up()
+    assert len(chunks) == 5
+    rows = cli.rows(database, "account").to_pylist()
+    assert sorted(row[DELETED_COLUMN] for row in rows if row["n"] == 1) == [False, True]
     assert {verdict.verdict for verdict in verify_tables(cli.context)} == {"equal"}

@@ -97,6 +97,21 @@ def test_old_images_beside_changes() -> None:
     assert outcome(plain, changes.slice(0, 2), with_before_images=True) == [("u", 1, 1)]
 
 
+def test_no_changes_are_left() -> None:
+    """The snapshot may include all changes of a batch."""
+    assert outcome(SOFT, changes_of(SOFT), with_before_images=True) == []
+
+
+@pytest.mark.parametrize("table", [KEYED, SOFT, SOFT.replace(condition=None, condition_columns=())])
+def test_old_images_of_keys_that_change_without_new_ones(table: TableSchema) -> None:
+    """A chunk that was read later includes the new image."""
+    alone = changes_of(table, ("b", 1, 1, 1, "moved"))
+    assert outcome(table, alone, with_before_images=True) == [("d", 1, 1)]
+    changes = changes_of(table, ("b", 1, 1, 1, "moved"), ("c", 2, 1, 2, "another row"), ("b", 3, 2, 1, "moved"))
+    inserted = [] if table.condition else [("c", 1, 2)]
+    assert outcome(table, changes, with_before_images=True) == [("d", 1, 1), *inserted, ("d", 2, 3)]
+
+
 def test_columns_that_are_read_and_not_copied() -> None:
     table = KEYED.replace(excluded=("tenant",), policies=(ColumnPolicy("name", MASK, new_name="nick"),))
     assert [c.name for c in table.read_columns] == ["id", "tenant", "name"] and table.copy.condition is None
