@@ -1,5 +1,5 @@
 """Everything at once, as chance wants it: odd keys, partitions, deleted rows that stay, crashes, compaction, groups
-that are read again, both merges."""
+that are read again, both merges; with every other seed, also rules for rows and columns."""
 
 from __future__ import annotations
 
@@ -31,64 +31,18 @@ from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream import run as stream
 from airflow_provider_cdc.stream.epoch import Epoch
 from airflow_provider_cdc.stream.resume import move_to_resume_point
+from tests.support.chance_rules import Rules
 from tests.support.cli import Cli, asked_by
-from tests.support.gone import Gone
-from tests.support.oracle import Kept, compare_database
+from tests.support.gone import MOMENT, NUMBER, Gone
+from tests.support.odd_keys import MOMENTS, PARTITIONS, PARTS, TABLES, draw_rules, partitions_of
+from tests.support.oracle import Kept, compare_database, open_copy
 from tests.support.servers import MySQLServer
 from tests.support.sink_kinds import seeds_by_kind
-
-#: Tables: the columns that tell their rows apart, the key, and values of these columns. All have three more columns.
-_TABLES: dict[str, tuple[dict[str, str], str, list[tuple[str, ...]]]] = {
-    "whole": ({"k": "INT"}, "k", [("-3",), ("0",), ("1",), ("70",), ("-2147483648",), ("2147483647",)]),
-    "huge": ({"k": "BIGINT UNSIGNED"}, "k", [("0",), ("5",), ("9223372036854775808",), ("18446744073709551615",)]),
-    "folded": (
-        {"k": "VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"},
-        "k",
-        [("'a'",), ("'A'",), ("'á'",), ("'a '",), ("'b'",), ("''",), ("' '",), ("'ß'",), ("'S'",)],
-    ),
-    "padded": (
-        {"k": "CHAR(9)", "n": "DECIMAL(12,3)"},
-        "n, k",
-        [("'a'", "1"), ("'a'", "-1"), ("'A'", "1"), ("'b'", "0"), ("''", "99999999.999"), ("'a'", "-0.001")],
-    ),
-    "raw": (
-        {"k": "VARBINARY(9)"},
-        "k",
-        [("x'00'",), ("x'0000'",), ("''",), ("x'ff'",), ("'a'",), ("'A'",), ("x'ff00'",)],
-    ),
-    "dated": (
-        {"d": "DATE", "t": "DATETIME(6)"},
-        "d, t",
-        [
-            ("'2020-01-01'", "'2020-01-01 00:00:00.000001'"),
-            ("'2020-01-01'", "'1969-12-31'"),
-            ("'9999-01-01'", "'2020-01-01'"),
-        ],
-    ),
-    "loose": (
-        {"k": "FLOAT", "n": "VARCHAR(9)"},
-        "",
-        [("1.5", "'a'"), ("NULL", "NULL"), ("NULL", "'a'"), ("0", "'A'"), ("-0e0", "'A'"), ("1.5", "NULL")],
-    ),
-}
+from tests.support.transforms import HASH_ENV
 
 
 class Crash(Exception):
     """A process that is killed, as far as that can be had without one."""
-
-
-#: By what they may be partitioned.
-_PARTITIONS: dict[str, list[list[str | dict[str, str]]]] = {
-    "whole": [["k"], ["p", {"month": "at"}]],
-    "huge": [["k"], [{"hour": "at"}]],
-    "folded": [["p"], [{"year": "at"}, "p"]],
-    "padded": [["n"], ["p"]],
-    "raw": [["p"], [{"day": "at"}]],
-    "dated": [["d"], [{"year": "t"}], ["p"]],
-    "loose": [["p"], ["p", {"month": "at"}]],
-}
-_PARTS = ("NULL", "'x'", "'y/ z'")
-_MOMENTS = ("NULL", "'2024-02-29 23:59:59.999999'", "'1969-12-31 23:00:00'")
 
 
 def as_lake(table: SinkTable) -> DeltaSinkTable | IcebergSinkTable:
@@ -97,10 +51,16 @@ def as_lake(table: SinkTable) -> DeltaSinkTable | IcebergSinkTable:
 
 
 class World:
-    """A pipeline, its source, and what has not been committed yet."""
+    """A pipeline, its source, and what has not been committed yet.
 
-    def __init__(self, cli: Cli, server: MySQLServer, database: str, gone: Gone, chance: random.Random) -> None:
+    :param rules: of rows and columns, if there are any.
+    """
+
+    def __init__(
+        self, cli: Cli, server: MySQLServer, database: str, gone: Gone, chance: random.Random, rules: Rules | None
+    ) -> None:
         self.cli, self.server, self.database, self.gone, self.chance = cli, server, database, gone, chance
+        self.rules, self.since = rules, "1970-01-01"
         self.waiting: list[tuple[int, Any, Any]] = []
         self.places: list[Offset] = []
         self.count = 0
@@ -115,16 +75,16 @@ class World:
             cursor.execute("SET sql_mode = ''")
             for _ in range(chance.randrange(5, 40)):
                 if chance.random() < 0.03:
-                    self.gone.truncate(connection, chance.choice([*_TABLES]))
+                    self.gone.truncate(connection, chance.choice([*TABLES]))
                 cursor.execute("START TRANSACTION")
                 for _ in range(chance.randrange(1, 5)):
                     cursor.execute(self._statement())
                 cursor.execute("ROLLBACK" if chance.random() < 0.1 else "COMMIT")
 
     def _statement(self) -> str:
-        name, self.count = self.chance.choice([*_TABLES]), self.count + 1
-        columns, _, values = _TABLES[name]
-        row, part, at = self.chance.choice(values), self.chance.choice(_PARTS), self.chance.choice(_MOMENTS)
+        name, self.count = self.chance.choice([*TABLES]), self.count + 1
+        columns, _, values = TABLES[name]
+        row, part, at = self.chance.choice(values), self.chance.choice(PARTS), self.chance.choice(MOMENTS)
         where = " AND ".join(f"{c} <=> {v}" for c, v in zip(columns, row, strict=True))
         change = ", ".join(f"{c} = VALUES({c})" for c in columns)
         first, new = next(iter(columns)), f"VALUES ({', '.join(row)}, {part}, {at}, {self.count})"
@@ -211,23 +171,49 @@ class World:
 
     def merge(self) -> None:
         """From now on other tables are merged by copies."""
-        copies = [name for name in _TABLES if self.chance.random() < 0.5]
+        copies = [name for name in TABLES if self.chance.random() < 0.5]
         self.cli.value["sink"]["merge"] = {"copy_on_write": [f"{self.database}[.]{name}" for name in copies]}
         self.cli.write()
 
+    def snapshot(self) -> None:
+        self.since = self.gone.now()
+        self.cli.snapshot()
+
     def differences(self) -> str:
-        soft = self.cli.value["sink"]["deletes"]["soft"]
+        soft, views = self.cli.value["sink"]["deletes"]["soft"], {}
         kept = {
-            name: Kept(self.gone.database, "1970-01-01", f"{self.database}[.]{name}" in soft)
-            for name in self.gone.tables
+            name: Kept(self.gone.database, self.since, f"{self.database}[.]{name}" in soft) for name in self.gone.tables
         }
-        return "\n".join(map(str, compare_database(self.server, self.database, self.cli.sink, kept=kept)))
+        if self.rules is not None:
+            keys = {name: key.split(", ") if key else [] for name, (_, key, _) in TABLES.items()}
+            views = self.rules.make_views(self.server, keys)
+            about = (NUMBER, MOMENT)
+            self.rules.make_views(self.server, {name: keys[name] for name in kept}, self.gone.database, about)
+        found = compare_database(self.server, self.database, self.cli.sink, kept=kept, views=views)
+        return "\n".join([*map(str, found), *self.wrong_metadata()])
+
+    def wrong_metadata(self) -> list[str]:
+        """Tables whose metadata columns are not what they must be in every row."""
+        wrong = []
+        for name in TABLES if self.rules is not None else ():
+            copy = open_copy(self.cli.sink / self.database / name)
+            assert copy is not None
+            listed = self.rules.metadata if self.rules is not None else ()
+            must = {"_cdc_database": self.database, "_cdc_table": name}
+            must = {column: value for column, value in must.items() if column.removeprefix("_cdc_") in listed}
+            filled = [{"position": "_cdc_pos"}.get(one, f"_cdc_{one}") for one in listed if one != "gtid"]
+            for row in copy.read(filled).to_pylist() if filled else ():
+                if None in row.values() or must.items() - row.items():
+                    wrong.append(f"{name}: {row}")
+        return wrong
 
 
 @pytest.fixture
 def world(
-    mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str
 ) -> Iterator[World]:
+    """Odd seeds have rules; of each four, two are on MariaDB."""
+    server: MySQLServer = request.getfixturevalue("mariadb_server" if seed % 4 > 1 else "mysql_server")
     monkeypatch.setattr(snapshot_expiry, "MAX_SNAPSHOTS", 4)
     monkeypatch.setattr(snapshot_expiry, "EXPIRY_BATCH", 2)
     monkeypatch.setattr(upkeep, "RETENTION_SECONDS", -3600)
@@ -237,30 +223,37 @@ def world(
     monkeypatch.setattr(key_index, "_SEGMENTS_TO_MERGE", 2)
     chance = random.Random(seed)
     monkeypatch.setattr(table_edit, "SMALL_FILE_BYTES", chance.choice([table_edit.SMALL_FILE_BYTES, 2000]))
-    for name, (columns, key, _) in _TABLES.items():
-        filled = " NOT NULL" if key else ""
-        listed = [f"{c} {kind}{filled}" for c, kind in columns.items()]
-        listed += ["p VARCHAR(9)", "at DATETIME(6)", "v INT", *([f"PRIMARY KEY ({key})"] if key else [])]
-        mysql_server.session(database, "SET sql_mode = ''", f"CREATE TABLE {name} ({', '.join(listed)})")
-    how = {name: chance.choice(["soft", "ignore", "hard"]) for name, (_, key, _) in _TABLES.items() if key}
-    sink: dict[str, Any] = {
-        "kind": kind,
-        "deletes": {mode: [f"{database}[.]{n}" for n in how if how[n] == mode] for mode in ("soft", "ignore")},
-        "partition_by": {
-            f"{database}[.]{n}": chance.choice(by) for n, by in _PARTITIONS.items() if chance.random() < 0.6
-        },
-    }
-    cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database, snapshot={"chunk_rows": 2}, sink=sink)
-    kept = [name for name, mode in how.items() if mode != "hard"]
-    with Gone(mysql_server.connect_args(), database, kept) as gone:
-        yield World(cli, mysql_server, database, gone, chance)
+    with server.fresh_database() as database:
+        for name, (columns, key, _) in TABLES.items():
+            filled = " NOT NULL" if key else ""
+            listed = [f"{c} {kind}{filled}" for c, kind in columns.items()]
+            listed += ["p VARCHAR(9)", "at DATETIME(6)", "v INT", *([f"PRIMARY KEY ({key})"] if key else [])]
+            server.session(database, "SET sql_mode = ''", f"CREATE TABLE {name} ({', '.join(listed)})")
+        how = {name: chance.choice(["soft", "ignore", "hard"]) for name, (_, key, _) in TABLES.items() if key}
+        by = {n: chance.choice(by) for n, by in PARTITIONS.items() if chance.random() < 0.6}
+        rules = draw_rules(random.Random(f"{seed}/rules"), database) if seed % 2 else None
+        if rules is not None:
+            by = {name: parts for name in by if (parts := partitions_of(by[name], rules, name))}
+        sink: dict[str, Any] = {
+            "kind": kind,
+            "deletes": {mode: [f"{database}[.]{n}" for n in how if how[n] == mode] for mode in ("soft", "ignore")},
+            "partition_by": {f"{database}[.]{name}": parts for name, parts in by.items()},
+        }
+        more = {} if rules is None else {"transforms": rules.section()}
+        chunks = {"chunk_rows": 2}
+        cli = Cli(tmp_path, server, rf"{database}\..*", name=database, snapshot=chunks, sink=sink, **more)
+        cli.env |= HASH_ENV
+        kept = [name for name, mode in how.items() if mode != "hard"]
+        conditions = {} if rules is None else {name: one.sql for name, one in rules.where.items()}
+        with Gone(server.connect_args(), database, kept, conditions) as gone:
+            yield World(cli, server, database, gone, chance, rules)
 
 
 @pytest.mark.parametrize(("seed", "kind"), seeds_by_kind([0], range(1, 12)))
 def test_everything_at_once(world: World, seed: int) -> None:
     chance = world.chance
     world.write()
-    world.cli.snapshot()
+    world.snapshot()
     steps = [
         step
         for _ in range(8)
@@ -274,7 +267,7 @@ def test_everything_at_once(world: World, seed: int) -> None:
         else:
             getattr(world, step)()
     world.stream(None)
-    assert not (found := world.differences()), (steps, found)
+    assert not (found := world.differences()), (steps, world.cli.value, found)
 
 
 def test_an_epoch_that_is_overtaken_while_it_begins(

@@ -7,7 +7,7 @@ without need. What the server refuses is passed over.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,10 +209,14 @@ class Alterations:
     """Random ALTER statements that are followed.
 
     :param number: makes the names of indexes and constraints differ.
+    :param fixed: columns that are neither dropped nor renamed, by table; without it, no columns are.
     """
 
-    def __init__(self, server: MySQLServer, draw: random.Random) -> None:
+    def __init__(
+        self, server: MySQLServer, draw: random.Random, fixed: Mapping[str, Collection[str]] | None = None
+    ) -> None:
         self.mariadb, self.draw, self.number = isinstance(server, MariaDBServer), draw, 0
+        self.fixed = fixed
 
     def of(self, cursor: Any, database: str, table: str) -> str:
         """One of a table, as it is now."""
@@ -220,6 +224,8 @@ class Alterations:
         self.number += 1
         makers = [self._add] * 4 + [self._index, self._drop_index, self._rename_index, self._longer, self._members]
         makers += [self._default, self._again, self._comment, self._options, self._check, self._null]
+        if self.fixed is not None:
+            makers += [self._drop, self._rename, self._rename]
         clauses = draw.choice(makers)(cursor, database, table, columns)
         if not clauses:
             clauses = self._options(cursor, database, table, columns)
@@ -246,6 +252,21 @@ class Alterations:
             found.append(f"ADD {draw.choice(['', 'COLUMN '])}{unless}{self._defined(name)}{place}")
             places.append(name)
         return found
+
+    def _movable(self, table: str, columns: list[Seen]) -> list[str]:
+        fixed = (self.fixed or {}).get(table, ())
+        return [column.name for column in columns if column.name not in fixed]
+
+    def _drop(self, cursor: Any, database: str, table: str, columns: list[Seen]) -> list[str]:
+        movable = self._movable(table, columns)
+        return [f"DROP COLUMN {quoted(self.draw.choice(movable))}"] if movable else []
+
+    def _rename(self, cursor: Any, database: str, table: str, columns: list[Seen]) -> list[str]:
+        movable, taken = self._movable(table, columns), {column.name.lower() for column in columns}
+        free = [name for name in NAMES if name.lower() not in taken]
+        if not movable or not free:
+            return []
+        return [f"RENAME COLUMN {quoted(self.draw.choice(movable))} TO {quoted(self.draw.choice(free))}"]
 
     def _defined(self, name: str) -> str:
         draw, kind = self.draw, self.draw.choice([*_TYPES, *(["UUID"] if self.mariadb else [])])

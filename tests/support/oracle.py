@@ -112,7 +112,7 @@ class Difference:
 class Kept:
     """Deleted rows that stay in the copy, as :class:`tests.support.gone.Gone` has written them down.
 
-    :param database: where that stands.
+    :param database: where that stands; if the copy is compared with a view, in a view of the same name.
     :param since: a row that was deleted at this time (UTC) or later must be in the copy; one that was deleted earlier
         may be, as it may have been deleted before it was read.
     :param marked: whether ``_cdc_deleted`` says which they are.
@@ -485,7 +485,7 @@ def compare(
         return found
     sink = pa.table(arrays, names=present)
     if kept:
-        source = _with_kept(conn, kept, table, columns, key, source, sink)
+        source = _with_kept(conn, kept, table if view is None else view[0], columns, key, source, sink)
         if kept.marked:
             sink = sink.append_column("_cdc_deleted", raw["_cdc_deleted"])
             present.append("_cdc_deleted")
