@@ -88,8 +88,10 @@ class World:
         where = " AND ".join(f"{c} <=> {v}" for c, v in zip(columns, row, strict=True))
         change = ", ".join(f"{c} = VALUES({c})" for c in columns)
         first, new = next(iter(columns)), f"VALUES ({', '.join(row)}, {part}, {at}, {self.count})"
+        moved = f"UPDATE {name} SET p = {part}, at = {at}, v = v + 1 LIMIT {self.chance.randrange(1, 4)}"
         return self.chance.choice(
             [
+                *([moved] * 3 if self.rules else []),  # they enter, and leave
                 f"INSERT INTO {name} {new} ON DUPLICATE KEY UPDATE {change}, p = VALUES(p), v = VALUES(v)",
                 f"REPLACE INTO {name} {new}",
                 f"UPDATE {name} SET v = {self.count} WHERE {where}",
@@ -153,6 +155,11 @@ class World:
             group = self.chance.choice([*plan.groups()])
             for _ in range(2):
                 run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t{group}"))
+
+    def read(self) -> None:
+        """A table is read again as a whole while the stream runs."""
+        with self.cli.streaming():
+            assert self.cli.resnapshot(f"{self.database}.{self.chance.choice([*TABLES])}") == "rejoined"
 
     def back(self) -> None:
         """The resume point is that of an earlier time: whatever has come since comes again, in other batches."""
@@ -254,20 +261,18 @@ def test_everything_at_once(world: World, seed: int) -> None:
     chance = world.chance
     world.write()
     world.snapshot()
-    steps = [
-        step
-        for _ in range(8)
-        for step in ("write", *chance.sample(["stream", "die", "plan", "commit", "again", "sweep", "merge", "back"], 4))
-    ]
-    for step in steps:
+    kinds = ["stream", "die", "plan", "commit", "again", "sweep", "merge", "back", *(["read"] if world.rules else [])]
+    steps = [step for _ in range(8) for step in ("write", *chance.sample(kinds, 4))]
+    for number, step in enumerate(steps, start=1):
         if step == "die":
             world.stream(chance.randrange(1, 30))
         elif step == "stream":
             world.stream(None)
         else:
             getattr(world, step)()
-    world.stream(None)
-    assert not (found := world.differences()), (steps, world.cli.value, found)
+        if number == len(steps) or (world.rules and number % 10 == 1):  # right after a write, too
+            world.stream(None)
+            assert not (found := world.differences()), (steps[:number], world.cli.value, found)
 
 
 def test_an_epoch_that_is_overtaken_while_it_begins(

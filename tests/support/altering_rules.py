@@ -9,21 +9,21 @@ from tests.support.altering import KEYS, NAMES, TABLES
 from tests.support.chance_rules import (
     ANY_POLICIES,
     HASHED_POLICIES,
-    KEY_POLICIES,
     METADATA,
     TEXT_POLICIES,
     Condition,
     Rules,
+    draw_key_policies,
     draw_policy,
     same_text,
 )
 
-#: Columns of each table, in the order of its key first, and which policies they may have.
+_KEYS = {"num`bers": ["id"], "pairs": ["a", "b"], "Folded names": ["k"], "loose": []}
+#: Columns of each table that are not in its key, and which policies they may have.
 _COLUMNS = {
-    "num`bers": {"id": KEY_POLICIES, "v": TEXT_POLICIES, "n": HASHED_POLICIES},
-    "pairs": {"a": KEY_POLICIES, "b": KEY_POLICIES, "v": TEXT_POLICIES, "e": TEXT_POLICIES},
+    "num`bers": {"v": TEXT_POLICIES, "n": HASHED_POLICIES},
+    "pairs": {"v": TEXT_POLICIES, "e": TEXT_POLICIES},
     "Folded names": {
-        "k": KEY_POLICIES,
         "v": TEXT_POLICIES,
         "s": TEXT_POLICIES,
         "b": (*HASHED_POLICIES, {"truncate": 2}),
@@ -61,7 +61,7 @@ _CONDITIONS = {
 
 def key_of(table: str) -> list[str]:
     """Columns of the key; none for a table without one."""
-    return [] if table == "loose" else [*_COLUMNS[table]][: KEYS[table]]
+    return _KEYS[table]
 
 
 def draw_rules(draw: random.Random, database: str, fixed: Collection[str]) -> Rules:
@@ -70,10 +70,12 @@ def draw_rules(draw: random.Random, database: str, fixed: Collection[str]) -> Ru
     :param fixed: tables whose rules never change: no column has one that may not fit.
     """
     rules = Rules(database, metadata=[name for name in METADATA if draw.random() < 0.2])
+    key_policies = draw_key_policies(draw)
     for table, columns in _COLUMNS.items():
         if draw.random() < 0.8:
             rules.where[table] = draw.choice(_CONDITIONS[table])
-        policies = {name: draw_policy(draw, choice, name) for name, choice in columns.items()}
+        choices = {**dict.fromkeys(key_of(table), key_policies), **columns}
+        policies = {name: draw_policy(draw, choice, name) for name, choice in choices.items()}
         # A pattern must match something when the tables are planned.
         others = [p for p in policies.values() if p in ANY_POLICIES] if table in fixed else [*policies.values()]
         others = [policy for policy in others if not isinstance(policy, dict) or "rename" not in policy]
@@ -91,9 +93,9 @@ def fixed_columns(soft: Collection[str], draw: random.Random) -> Mapping[str, Se
     """
     fixed: dict[str, Sequence[str]] = {}
     for table, columns in _COLUMNS.items():
-        keys = [*columns][: KEYS[table]]
+        keys = key_of(table) or [*columns][: KEYS[table]]
         is_kept = table in soft or draw.random() < 0.3
-        fixed[table] = [*columns, *NAMES] if is_kept else [*keys, *([] if draw.random() < 0.5 else columns)]
+        fixed[table] = [*keys, *columns, *NAMES] if is_kept else [*keys, *([] if draw.random() < 0.5 else columns)]
     return fixed
 
 
@@ -113,7 +115,7 @@ def decide(rules: Rules, table: str, columns: Collection[str], message: str, dra
                 policies[name] = None
             return "policy of a column that is gone removed"
         for name in columns:
-            if policies.get(name) is None and name not in [*_COLUMNS[table]][: KEYS[table]]:
+            if policies.get(name) is None and name not in key_of(table):
                 policies[name] = "null"
         return "policy of a new column added"
     if "which type" in message:

@@ -8,11 +8,11 @@ from typing import Any
 from tests.support.chance_rules import (
     ANY_POLICIES,
     HASHED_POLICIES,
-    KEY_POLICIES,
     METADATA,
     TEXT_POLICIES,
     Condition,
     Rules,
+    draw_key_policies,
     draw_policy,
     same_text,
 )
@@ -87,10 +87,11 @@ MOMENTS = ("NULL", "'2024-02-29 23:59:59.999999'", "'1969-12-31 23:00:00'")
 def draw_rules(draw: random.Random, database: str) -> Rules:
     """Rules for rows and columns of the tables."""
     rules = Rules(database, metadata=[name for name in METADATA if draw.random() < 0.3])
+    key_policies = draw_key_policies(draw)
     for table, (columns, key, _) in TABLES.items():
         if draw.random() < 0.8:
             rules.where[table] = draw.choice([*_CONDITIONS, *[_OWN_CONDITIONS[table]] * 2])
-        kinds: dict[str, tuple[Any, ...]] = dict.fromkeys(columns, KEY_POLICIES) if key else {}
+        kinds: dict[str, tuple[Any, ...]] = dict.fromkeys(columns, key_policies) if key else {}
         if not key:
             kinds = {"k": ANY_POLICIES, "n": TEXT_POLICIES}
         kinds |= {"p": TEXT_POLICIES, "at": HASHED_POLICIES, "v": (*HASHED_POLICIES, None, None)}
