@@ -13,7 +13,14 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from airflow_provider_cdc.model.column_policy import HASH, METADATA_COLUMNS, SOURCE_COLUMN, ColumnPolicy, copy_column
+from airflow_provider_cdc.model.column_policy import (
+    HASH,
+    METADATA_COLUMNS,
+    NULL,
+    SOURCE_COLUMN,
+    ColumnPolicy,
+    copy_column,
+)
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.json_record import JsonRecord
 
@@ -266,8 +273,13 @@ class TableSchema(JsonRecord, frozen=True, dict=True):
 
     @cached_property
     def read_columns(self) -> tuple[Column, ...]:
-        """The columns that are read: those that are copied, and those that the condition needs, in ordinal order."""
-        return tuple(c for c in self.columns if c.name not in self.excluded or c.name in self.condition_columns)
+        """The columns that are read, in ordinal order.
+
+        These are the ones whose values the copy has, and those that the condition needs.
+        """
+        unread = {*self.excluded, *(policy.column for policy in self.policies if policy.action == NULL)}
+        unread.difference_update(self.condition_columns)
+        return tuple(c for c in self.columns if c.name not in unread) or self.copied_columns
 
     @cached_property
     def required_after_image(self) -> frozenset[str]:

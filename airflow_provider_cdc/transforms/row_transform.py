@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.model.column_policy import ColumnPolicy
+from airflow_provider_cdc.model.column_policy import NULL, ColumnPolicy
 from airflow_provider_cdc.model.offset import POSITION_BITS, Timeline
-from airflow_provider_cdc.model.schema import META_COLUMNS, OP_COLUMN, SEQ_COLUMN, TableSchema
+from airflow_provider_cdc.model.schema import META_COLUMNS, OP_COLUMN, SEQ_COLUMN, Column, TableSchema
 from airflow_provider_cdc.transforms.column_values import apply_policy
 from airflow_provider_cdc.transforms.condition import Condition, parse_condition
 
@@ -171,11 +171,8 @@ class RowTransform:
         """
         if self._has_same_columns:
             return rows
-        table, policies = self.table, self._policies
-        columns = [
-            apply_policy(rows[c.name], c, policies[c.name], self.hash_key) if c.name in policies else rows[c.name]
-            for c in table.copied_columns
-        ]
+        table = self.table
+        columns = [self._copied_values(rows, column) for column in table.copied_columns]
         columns += [pa.nulls(rows.num_rows, column.arrow_type) for column in table.retained]
         columns += [pa.repeat(pa.scalar(table.label, added.type), rows.num_rows) for added in table.shared_fields]
         for key, added in zip(table.metadata, table.metadata_fields, strict=True):
@@ -183,6 +180,14 @@ class RowTransform:
             columns.append(values.cast(added.type))
         columns += [rows[name] for name in META_COLUMNS]
         return pa.Table.from_arrays(columns, schema=table.sink_schema)
+
+    def _copied_values(self, rows: pa.Table, column: Column) -> pa.ChunkedArray | pa.Array:
+        policy = self._policies.get(column.name)
+        if policy is None:
+            return rows[column.name]
+        if policy.action == NULL:  # it may not have been read
+            return pa.nulls(rows.num_rows, column.arrow_type)
+        return apply_policy(rows[column.name], column, policy, self.hash_key)
 
 
 @lru_cache(maxsize=256)
