@@ -127,7 +127,8 @@ class BinlogReplay:
         key = table.copy.key
         for file in files:
             rows = pa.concat_tables([table.sink_schema.empty_table(), *self.target.read_staged(file)])
-            known = mask_changed_keys(changes, rows, key) if rows.num_rows else pa.array([False] * changes.num_rows)
+            nothing = pa.array([False] * changes.num_rows, pa.bool_())
+            known = mask_changed_keys(changes, rows, key) if rows.num_rows else nothing
             changes_of_file, changes = changes.filter(known), changes.filter(pc.invert(known))
             living_rows = rows.filter(pc.greater_equal(rows[SEQ_COLUMN], emptied))
             newer_changes = _changes_after_rows(changes_of_file, living_rows, key)

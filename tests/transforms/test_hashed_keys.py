@@ -139,6 +139,17 @@ def test_what_a_reading_has_seen_is_not_replaced_by_an_older_change(
     assert not pending and sorted(n for n in rows["n"].to_pylist() if n) == [1, 6, 8, 9]
 
 
+def test_a_reading_without_rows(cli: Cli, server: MySQLServer, database: str) -> None:
+    """No row satisfies the condition, and nothing changes meanwhile."""
+    cli.value["transforms"]["where"] = {rf"{database}[.]account": "n > 0"}
+    cli.write()
+    cli.snapshot()
+    with cli.streaming():
+        assert cli.resnapshot(f"{database}.account") == "rejoined"
+    assert {verdict.verdict for verdict in verify_tables(cli.context)} == {"equal"}
+    assert cli.rows(database, "account").num_rows == 0
+
+
 def test_parts_of_the_table_cannot_be_read_again(cli: Cli, server: MySQLServer, database: str) -> None:
     """Rows of the copy belong to no chunk, once the stream has written some."""
     cli.snapshot()
