@@ -357,9 +357,9 @@ def verdict(cli: Cli) -> TableComparison:
     return next(found for found in verify_tables(cli.context) if found.table.endswith(".t"))
 
 
-def test_damage_is_told_and_repaired(server: MySQLServer, database: str, tmp_path: Path) -> None:
+def test_damage_is_told_and_repaired(server: MySQLServer, database: str, tmp_path: Path, kind: str) -> None:
     """A bit behind a mask and in a hash, a row that should have left, and one that should be there."""
-    cli = pipeline(tmp_path, server, database, DELTA)
+    cli = pipeline(tmp_path, server, database, kind)
     cli.snapshot()
     cli.catch_up()
     for damage, (missing, extra, different) in {
