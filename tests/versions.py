@@ -1,11 +1,11 @@
 """The oldest, the newest and a middle Python, Airflow and Spark: an environment for each, and some of the tests in it.
 
-``provider6`` has a version of Airflow's Spark provider that this package does not ask for, as docs/versions.md says how.
+``provider6`` has a version of Airflow's Spark provider that this package does not ask for (docs/versions.md).
 
-``python -m tests.versions [oldest|middle|newest|provider6] [core|demo|examples|life|assets|lineage|page|iceberg|kills|tables]``;
-without arguments everything. uv makes the environments in the cache folder, from ``requirements/oldest.txt`` and its
-neighbours, and makes them again when their file changes. ``python -m tests.versions lock`` compiles
-these files. docs/versions.md lists what was tried.
+``python -m tests.versions [oldest|middle|newest|provider6] [core|demo|examples|life|assets|lineage|page|iceberg|kills|
+tables]``; without arguments everything. uv makes the environments in the cache folder, from
+``requirements/oldest.txt`` and its neighbours, and makes them again when their file changes. ``python -m tests.versions
+lock`` compiles these files. docs/versions.md lists what was tried.
 """
 
 from __future__ import annotations

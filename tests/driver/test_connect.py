@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -25,8 +26,10 @@ from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalE
 from airflow_provider_cdc.runtime.run_context import RunContext
 from tests.support.cli import Cli
 from tests.support.oracle import compare
+from tests.support.rogue import certify
 from tests.support.servers import MySQLServer
 from tests.support.spark_connect import ConnectServerProcess
+from tests.support.tls_proxy import TlsProxy
 
 pytestmark = [pytest.mark.spark]
 
@@ -110,6 +113,28 @@ def test_every_job(cli: Cli, mysql_server: MySQLServer, database: str, connect: 
     assert is_equal(cli, mysql_server, database)
     seen = b"".join(path.read_bytes() for path in connect.folder.rglob("*") if path.is_file())
     assert seen and PASSWORD.encode() not in seen and TOKEN.encode() not in seen
+
+
+def test_through_a_proxy_with_tls(
+    cli: Cli, mysql_server: MySQLServer, database: str, connect: ConnectServerProcess, tmp_path: Path
+) -> None:
+    """The token travels by TLS, and only to a proxy whose certificate is trusted."""
+    with cli.opened() as (context, store):
+        groups = list(context.ensure_plan(store).groups())
+    certificate = certify(tmp_path / "certificates", "127.0.0.1")
+    with TlsProxy(certificate, connect.port, "h2") as proxy, pytest.MonkeyPatch.context() as patch:
+        extra = {"use_ssl": True}
+        cli.env["AIRFLOW_CONN_CDC_CONNECT"] = json.dumps(
+            {"conn_type": "spark_connect", "host": "127.0.0.1", "port": proxy.port, "password": TOKEN, "extra": extra}
+        )
+        with pytest.raises(CdcError, match=r"sc://127\.0\.0\.1:\d+ does not answer"):
+            run_driver(cli, groups=groups, holder="test")
+        assert not proxy.connections
+        patch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(certificate.ca))
+        run_driver(cli, groups=groups, holder="test")
+        assert proxy.connections
+    cli.catch_up()
+    assert is_equal(cli, mysql_server, database)
 
 
 def test_an_error_of_a_task_is_told(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
