@@ -283,7 +283,8 @@ def _check_sink_accepts(context: RunContext, before: TableSchema, change: Altera
         raise DdlNotFollowed(error.message) from None
     reason = None
     if change.definition.shared:
-        reason = target.why_not_extendable() if isinstance(target, Extendable) else None
+        problem = target.why_not_extendable() if isinstance(target, Extendable) else None
+        reason = None if problem is None else problem[0]
     elif isinstance(target, InPlaceAlterable) and _sink_columns(before) != _sink_columns(change.definition):
         reason = target.why_not_in_place(change.columns)
     if reason is not None:

@@ -54,7 +54,6 @@ from airflow_provider_cdc.resnapshot.staged_files import (
 from airflow_provider_cdc.runtime.outages import tolerate_outage
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.files.parquet import DataFile
-from airflow_provider_cdc.sinks.lake.table_checks import RENAME_REMEDY
 from airflow_provider_cdc.sinks.protocol import (
     Adoptable,
     Extendable,
@@ -330,8 +329,9 @@ class ReadPublisher:
         group, target = ChunkGroup(context, reading_plan, self.staged.group), context.sink.table(schema)
         job = replace(self.job, plan_file=context.layout.group_plan(plan.generation, self.staged.group))
         files = BinlogReplay(group, self.staged, index, target, job).replay_up_to(offset)
-        if isinstance(target, Extendable) and (reason := target.why_not_extendable()) is not None:
-            return PublishRefusal(f"the copy of {self._label} cannot have its columns: {reason}", remedy=RENAME_REMEDY)
+        if isinstance(target, Extendable) and (problem := target.why_not_extendable()) is not None:
+            reason, remedy = problem
+            return PublishRefusal(f"the copy of {self._label} cannot have its definition: {reason}", remedy=remedy)
         if isinstance(target, HasUniqueKeys):
             target.ignore_keys_of({plan.tables[i].label for i in plan.outdated_tables if i != index})
             try:

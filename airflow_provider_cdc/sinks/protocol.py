@@ -328,8 +328,11 @@ class InPlaceAlterable(Protocol):
 class Extendable(Protocol):
     """A table that can be the copy of several source tables, and then has the columns of all of them."""
 
-    def why_not_extendable(self) -> str | None:
-        """Return why the table, as it is now, cannot have the columns of this definition; ``None`` if it can."""
+    def why_not_extendable(self) -> tuple[str, str] | None:
+        """Return why the table, as it is now, cannot have the columns and the key of this definition, and the remedy.
+
+        :returns: ``None`` if it can.
+        """
 
 
 @runtime_checkable

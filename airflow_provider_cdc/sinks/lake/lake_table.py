@@ -25,6 +25,7 @@ from airflow_provider_cdc.sinks.lake.merge.soft_deletes import drop_deleted_rows
 from airflow_provider_cdc.sinks.lake.merge.table_edit import TableEdit
 from airflow_provider_cdc.sinks.lake.merge.taken_keys import UNIQUE_KEYS_MARKER
 from airflow_provider_cdc.sinks.lake.table_checks import (
+    SHARED_KEY_REMEDY,
     check_key,
     check_owner,
     check_settings,
@@ -302,15 +303,18 @@ class LakeTable(TransactionalTable[Log]):
         """Markers that are written with each change of the definition."""
         return {} if self._format.source is None else {COLUMNS_MARKER: self._columns_digest}
 
-    def why_not_extendable(self) -> str | None:
-        """Return a reason, or ``None``; see :class:`~airflow_provider_cdc.sinks.protocol.Extendable`."""
+    def why_not_extendable(self) -> tuple[str, str] | None:
+        """Return reason and remedy, or ``None``; see :class:`~airflow_provider_cdc.sinks.protocol.Extendable`."""
         if self._format.source is None or not self.open_log().exists():
             return None
         try:
             self._check_extendable(self.load_log())
+        except TerminalError as error:
+            return error.message, error.remedy
+        try:
             check_key(self._log, self._format.declared_key)
         except TerminalError as error:
-            return error.message
+            return error.message, SHARED_KEY_REMEDY
         return None
 
     def ignore_keys_of(self, others: Collection[str]) -> None:

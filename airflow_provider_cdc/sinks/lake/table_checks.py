@@ -46,6 +46,11 @@ RENAME_REMEDY = (
     "another one (sink.routes)"
 )
 
+#: Remedy for a table whose key is not that of the others with which it shares a copy.
+SHARED_KEY_REMEDY = (
+    "Give the table the key of the others that share its copy, or copy it into another one (sink.routes)"
+)
+
 
 def other_type_error(log: TableLog, source: str, column: str, known: object, wanted: object) -> TerminalError:
     """Make the error for a column that has another type in a shared table than in one of its sources."""
