@@ -145,7 +145,7 @@ def copied_value(column: Seen, policy: Any) -> str:
         return name
     if policy == "null":
         return null_sql(name)
-    rule = {policy: {"hash": "hex", "mask": 0}[policy]} if isinstance(policy, str) else policy
+    rule: dict[str, Any] = {policy: {"hash": "hex", "mask": 0}[policy]} if isinstance(policy, str) else policy
     text = f"CONVERT({name} USING utf8mb4)"
     if "hash" in rule:
         digits = hmac_sql(_canonical(column))

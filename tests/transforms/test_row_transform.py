@@ -123,7 +123,7 @@ def test_columns_that_are_read_and_not_copied() -> None:
 def test_retained_columns_are_those_of_the_copy() -> None:
     old = Column("old", "varchar", "varchar(5)", True, length=5)
     table = KEYED.replace(condition=None, condition_columns=(), retained=(old,), policies=(ColumnPolicy("name", NULL),))
-    rows = RowTransform(table).rows(changes_of(table, ("r", 1, 1, 1, "abc")))
+    rows = RowTransform(table).rows(changes_of(KEYED, ("r", 1, 1, 1, "abc")))
     assert rows.to_pylist()[0] | {"id": 1, "tenant": 1, "name": None, "old": None} == rows.to_pylist()[0]
 
 

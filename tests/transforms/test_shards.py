@@ -238,7 +238,7 @@ def test_columns_that_the_copy_cannot_have(cli: Cli, server: MySQLServer, shards
     with pytest.raises(TableSuspendedError, match=rf"{shards[1]}\.orders"):
         cli.catch_up()
     assert copied(cli, "id", "v")[(f"{shards[2]}.orders", 4, "goes on")] == 1
-    remedies = []
+    remedies: list[str | None] = []
     try:
         cli.resnapshot(f"{shards[1]}.orders")
     except TerminalError as error:
