@@ -8,7 +8,7 @@ for text types. Only the server compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -134,6 +134,13 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
             self.followed_ddls_of(index)[-1].schema if self.followed_ddls_of(index) else self.base_definition_of(index)
             for index in range(len(self.definitions))
         )
+
+    @property
+    def all_definitions(self) -> Iterator[TableSchema]:
+        """Every definition that a table has had, as far as the plan still knows them."""
+        for history in self.definitions:
+            yield from (definition for _, definition in history.versions)
+        yield from (step.schema for step in self.amendments if isinstance(step, FollowedDdl | Rejoin))
 
     @cached_property
     def active_tables(self) -> tuple[int, ...]:

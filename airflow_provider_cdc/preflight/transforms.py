@@ -15,6 +15,8 @@ from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.client.catalog import list_columns
 from airflow_provider_cdc.preflight.check_result import CheckResult
 from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.layout import read_plan
+from airflow_provider_cdc.transforms.copy_rules import column_names
 
 _VERBS = {HASH: "hashed", MASK: "masked", TRUNCATE: "truncated", NULL: "always NULL"}
 
@@ -24,18 +26,21 @@ def check_rule_patterns(
 ) -> Iterator[CheckResult]:
     """Yield an error for each pattern of ``transforms`` that matches nothing.
 
-    A running pipeline does not end because of it: if the rules are those of its plan, each has matched something, which
-    the source no longer has. It is then a warning.
+    A running pipeline does not end because of it: if the pattern has matched something that the source no longer has,
+    it is a warning.
 
     :param tables: database and name of each captured table.
     """
     if not context.copy_rules.fingerprint:
         return
-    errors = context.copy_rules.find_unmatched(list_columns(connection, tables))
-    level = "error"
+    columns = list(list_columns(connection, tables))
+    plan = None
     with suppress(OSError):  # a sink that cannot be read is reported by another check
-        level = "warning" if errors and context.has_planned_rules() else level
-    for error in errors:
+        plan = read_plan(context.storage, context.layout)
+    planned = [] if plan is None else column_names(plan.all_definitions)
+    never_matched = {error.message for error in context.copy_rules.find_unmatched([*columns, *planned])}
+    for error in context.copy_rules.find_unmatched(columns):
+        level = "error" if error.message in never_matched else "warning"
         yield replace(CheckResult.from_error(error), level=level)
 
 

@@ -343,13 +343,8 @@ class RunContext:
         differences = ((index, rules.describe_difference(plan.tables[index])) for index in captured)
         return {index: difference for index, difference in differences if difference is not None}
 
-    def has_planned_rules(self) -> bool:
-        """Return whether the pipeline's rules are those that its plan was made with; false if there is no plan."""
-        plan = read_plan(self.storage, self.layout)
-        return plan is not None and plan.patterns[2:] == self._patterns[2:]
-
     def refuse_unmatched_rules(self, plan: Plan) -> None:
-        """Refuse rules that were changed after planning and match no column, or no table.
+        """Refuse rules that were changed after planning and have never matched a column, or a table.
 
         :raises NotReadyError: for the first one.
         """
@@ -357,7 +352,7 @@ class RunContext:
             return
         with closing(connect(self.connect_args)) as connection:
             tables = {(database, name) for database, name, _ in find_tables(connection, self.pipeline.captures)}
-            columns = [*list_columns(connection, tables), *column_names(plan.tables)]
+            columns = [*list_columns(connection, tables), *column_names(plan.all_definitions)]
         self.copy_rules.refuse_unmatched(columns)
 
     def resume_state(self, plan: Plan) -> tuple[Offset, Timeline]:

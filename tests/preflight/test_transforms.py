@@ -101,6 +101,12 @@ def test_a_pattern_that_is_wrong_later(cli: Cli, mysql_server: MySQLServer, data
         "warning"
     )
     cli.catch_up()
+    # Nor does it if the rules have changed since they were planned.
+    cli.value["stream"] = {"on_table_error": "suspend"}
+    with_rules(cli, columns={"customer.phone": "mask", "customer.email": "null"})
+    levels = {result.level for result in run_preflight(cli.context, spark=False) if "phone matches" in result.message}
+    assert levels == {"warning"}
+    cli.catch_up()
 
 
 def test_a_new_table_may_be_what_a_new_rule_is_for(cli: Cli, database: str) -> None:
