@@ -33,37 +33,46 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     faulthandler.enable()
     os.environ.setdefault("AIRFLOW_CDC_STATE_DIR", os.path.join(tempfile.gettempdir(), "airflow-cdc"))
+    from airflow_provider_cdc.spark.pod_spec import REQUEST_PIPE, read_log_command
+
+    # Before the other imports: with a small share of a core they take half a minute, and the task waits for the pipe.
+    pipe = Path(REQUEST_PIPE)
+    end = open_pipe(pipe)
     from airflow_provider_cdc.driver.cluster_driver import run_cluster_driver
     from airflow_provider_cdc.model.errors import CdcError
     from airflow_provider_cdc.observe.log_lines import LOGGER_NAME, log_to_standard_error
-    from airflow_provider_cdc.spark.pod_spec import REQUEST_PIPE, read_log_command
 
     log_to_standard_error(logging.INFO)
     try:
-        return run_cluster_driver(wait_for_secret(Path(REQUEST_PIPE)), read_log_command(os.environ))
+        return run_cluster_driver(wait_for_secret(pipe, end), read_log_command(os.environ))
     except CdcError as error:
         logging.getLogger(LOGGER_NAME).error("%s", error)
         return 1
 
 
-def wait_for_secret(pipe: Path, seconds: float = _WAIT_SECONDS) -> DriverSecret:
-    """Create a pipe that only this user can open, and wait for a line in it.
+def open_pipe(pipe: Path) -> int:
+    """Create a pipe that only this user can open, and return its end. What is written into it is kept."""
+    os.mkfifo(pipe, 0o600)
+    # Open for writing as well: otherwise, the end of a writer would be the end of the pipe.
+    return os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
 
+
+def wait_for_secret(pipe: Path, end: int, seconds: float = _WAIT_SECONDS) -> DriverSecret:
+    """Wait for a line in a pipe, and remove the pipe.
+
+    :param end: its end, which is closed.
     :raises TransientError: if nothing has come in time.
     """
     from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
     from airflow_provider_cdc.model.errors import TransientError
 
-    os.mkfifo(pipe, 0o600)
     deadline, text = time.monotonic() + seconds, b""
-    # Open for writing as well: otherwise, the end of a writer would be the end of the pipe.
-    end = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     try:
         while (left := deadline - time.monotonic()) > 0:
             if select.select([end], [], [], left)[0]:
                 text += os.read(end, _CHUNK_BYTES)
-            if text.endswith(b"\n"):
-                return DriverSecret.from_bytes(text)
+            if b"\n" in text:  # a task that could not see that it succeeded has written the line again
+                return DriverSecret.from_bytes(text.partition(b"\n")[0])
         raise TransientError("no task has handed over a request", "Clear the task that has created this pod")
     finally:
         os.close(end)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from datetime import UTC, datetime
@@ -16,11 +18,12 @@ import yaml
 from airflow_provider_cdc.config.connections import ResolvedConnection, spark_cluster
 from airflow_provider_cdc.config.spark_conf import KubernetesCluster, driver_pod_master
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
-from airflow_provider_cdc.driver.pod_main import wait_for_secret
+from airflow_provider_cdc.driver.pod_main import open_pipe, wait_for_secret
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.spark.kubernetes_api import _to_cdc_error, make_configuration
 from airflow_provider_cdc.spark.kubernetes_pods import to_pod
 from airflow_provider_cdc.spark.pod_spec import make_pod, pipeline_label
+from tests import ROOT
 
 IMAGE = {"spark.kubernetes.container.image": "registry.test/cdc:1"}
 TEMPLATE: dict[str, Any] = {
@@ -235,9 +238,33 @@ def test_a_request_that_comes_in_parts(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert wait_for_secret(pipe, 30) == secret
+    assert wait_for_secret(pipe, open_pipe(pipe), 30) == secret
     thread.join()
     assert not pipe.exists()
     with pytest.raises(TransientError, match="no task has handed over"):
-        wait_for_secret(pipe, 0.1)
+        wait_for_secret(pipe, open_pipe(pipe), 0.1)
     assert not pipe.exists()
+
+
+def test_a_request_that_comes_before_it_is_read(tmp_path: Path) -> None:
+    """It is kept, also if it comes twice: the driver opens the pipe first, and then imports for a while."""
+    secret, pipe = DriverSecret("1", b"k" * 32, {"conn_id": "books"}, "0"), tmp_path / "request"
+    end = open_pipe(pipe)
+    for _ in range(2):
+        pipe.write_bytes(secret.to_bytes() + b"\n")
+    assert wait_for_secret(pipe, end, 30) == secret
+
+
+def test_the_pipe_is_open_before_what_takes_seconds_to_import() -> None:
+    """Where a pod has a small share of a core, the command that hands over would give up."""
+    code = """
+import sys
+from airflow_provider_cdc.driver import pod_main
+def open_pipe(pipe):
+    print(str(pipe), "sqlalchemy" in sys.modules, "pyarrow" in sys.modules)
+    sys.exit()
+pod_main.open_pipe = open_pipe
+pod_main.main()
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.stdout == "/run/airflow-cdc/request False False\n", run.stderr

@@ -75,6 +75,7 @@ class PodDriver(ClusterDriver):
                 return
             self._handed_over_at = time.monotonic()
             self._pods.hand_over(pod, self._command, secret.to_bytes().decode() + "\n")
+            self._secret = None  # the driver has it, and may take a while until it says so in its row
             failpoint("driver.handed_over")
         except NotReadyError as error:
             self._end(error)
