@@ -15,6 +15,7 @@ from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
 from tests.support.servers import MySQLServer, ServerUnavailable
 
 if TYPE_CHECKING:
+    from tests.support.kubernetes import Kubernetes
     from tests.support.s3 import S3
 
 pytest.register_assert_rewrite("tests.sinks.conformance")
@@ -133,6 +134,15 @@ def s3() -> Iterator[S3]:
 
     with s3_server() as place:
         yield place
+
+
+@pytest.fixture(scope="session")
+def kubernetes() -> Iterator[Kubernetes]:
+    """A Kubernetes of one node. Importing its module needs a client that not all sets of versions have."""
+    from tests.support.kubernetes import Kubernetes
+
+    with Kubernetes() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
