@@ -26,7 +26,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start bench-hash bench-scale soak jvm test test-fast test-airflow test-long test-kubernetes test-versions mutations lint docs lock clean
+.PHONY: help setup demo demo-core demo-kubernetes bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory bench-groups bench-start bench-hash bench-scale soak jvm test test-fast test-airflow test-long test-kubernetes test-versions mutations lint docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ demo: setup ## Copy a live database in a real Airflow, retry what fails, and pro
 
 demo-core: setup ## The same from the command line, without Airflow, and with more rows
 	@$(BIN)/python -m bench.demo $(if $(SINK),--sink $(SINK)) $(if $(filter-out 0,$(STAY)),--stay)
+
+demo-kubernetes: setup ## The same with drivers in pods, of which two are killed; CONTEXT=..., IMAGE=... and more (bench/kubernetes_site.py): in a cluster of your own; without them: in one that it starts, as root
+	@$(BIN)/python -m bench.demo_kubernetes $(CDC_DEMO_ARGS)
 
 bench-snapshot: setup ## Time the snapshot side by side with ConnectorX and Spark JDBC (CDC_BENCH_ROWS=n, default 4,000,000)
 	@$(BIN)/python -m bench.snapshot
