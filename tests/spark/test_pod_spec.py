@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -228,18 +227,13 @@ def test_a_request_that_comes_in_parts(tmp_path: Path) -> None:
     secret, pipe = DriverSecret("1", b"k" * 32, {"conn_id": "books"}, "0"), tmp_path / "request"
     line = secret.to_bytes() + b"\n"
 
-    def write() -> None:
-        while not pipe.exists():
-            time.sleep(0.01)
-        assert os.stat(pipe).st_mode & 0o777 == 0o600
-        for part in (line[:10], line[10:]):
-            pipe.write_bytes(part)
-            time.sleep(0.5)  # the reader has the first part alone
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    assert wait_for_secret(pipe, open_pipe(pipe), 30) == secret
-    thread.join()
+    end = open_pipe(pipe)
+    assert os.stat(pipe).st_mode & 0o777 == 0o600
+    pipe.write_bytes(line[:10])
+    rest = threading.Timer(0.5, pipe.write_bytes, [line[10:]])
+    rest.start()
+    assert wait_for_secret(pipe, end, 30) == secret
+    rest.join()
     assert not pipe.exists()
     with pytest.raises(TransientError, match="no task has handed over"):
         wait_for_secret(pipe, open_pipe(pipe), 0.1)
