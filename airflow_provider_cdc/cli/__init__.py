@@ -3,10 +3,10 @@
 ``base`` has the group of commands, their common options, and the ``RunContext`` of a pipeline file. ``run`` has the
 commands that write (``snapshot``, ``stream``, ``run``, ``maintain``, ``resnapshot``, ``forget``), ``inspect`` has those
 that only read (``check``, ``plan``, ``verify``, ``explain``, ``status``, ``metrics``), ``control`` those that send a
-request to a running stream, and ``warm_up`` the one that prepares a machine. Each command is thin: it calls one
-function of a phase and prints its result. The exit code is 0 if the command succeeds, 1 if a decision or a fix is
-needed, 2 for a usage error or if something is not ready, 3 for a transient failure that is worth a retry, and 4 if
-``verify`` could not compare every table.
+request to a running stream, ``warm_up`` the one that prepares a machine, and ``pack`` the one that makes an archive of
+the environment for others. Each command is thin: it calls one function of a phase and prints its result. The exit code
+is 0 if the command succeeds, 1 if a decision or a fix is needed, 2 for a usage error or if something is not ready, 3
+for a transient failure that is worth a retry, and 4 if ``verify`` could not compare every table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import traceback
 
 import click
 
-from airflow_provider_cdc.cli import base, control, inspect, run, warm_up  # noqa: F401  # they register commands
+from airflow_provider_cdc.cli import base, control, inspect, pack, run, warm_up  # noqa: F401  # they register commands
 from airflow_provider_cdc.cli.base import cli
 from airflow_provider_cdc.model.errors import REPORT_REMEDY, CdcError, OutOfMemoryError
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import platform
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +21,16 @@ from typing import Any
 import llvmlite
 import llvmlite.binding
 import numba
+from numba.core.caching import UserProvidedCacheLocator
 
-from airflow_provider_cdc.system.cache_folders import is_trusted_folder, machine_code_folders, make_writable_folder
+from airflow_provider_cdc.system.cache_folders import (
+    is_trusted_folder,
+    machine_code_folders,
+    make_writable_folder,
+    package_owner,
+    packed_machine_code_folder,
+)
 from airflow_provider_cdc.system.notices import write_notice
-from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 #: The caller keeps the arrays alive during a call, and the machine code creates none, so references need not be
 #: counted; counting would cost several locked instructions per row image. Code that allocates memory does not compile.
@@ -50,10 +54,7 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        paths = [Path(source) for source in sources]
-        folder = cache_folder(*paths)
-        if folder is not None and not is_cached(function, folder):
-            _copy_from_read_only_cache(function, folder, paths)
+        folder = cache_folder(*map(Path, sources), function=function)
         _used_folders.add(folder)
         with _lock, _numba_cache(folder), _compile_turn(function, folder):
             machine_code: Callable[..., Any] = numba.njit(
@@ -64,12 +65,23 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
     return decorate
 
 
-def cache_folder(*sources: Path) -> Path | None:
+def cache_folder(*sources: Path, function: Callable[..., Any] | None = None) -> Path | None:
     """Return the cache folder for source files; ``None`` if there is none that is safe and writable.
 
     Candidates, in this order, are ``NUMBA_CACHE_DIR``, the user's cache folder, and the folder for temporary files.
+
+    :param function: function whose machine code is needed: a folder that has it need not be writable, and may also be
+        part of this Python environment.
     """
-    return next(filter(make_writable_folder, _candidate_folders(sources)), None)
+    name = _folder_name(sources)
+    candidates = [parent / name for parent in machine_code_folders()]
+    if function is not None:
+        packed = packed_machine_code_folder()
+        readable = [*filter(_is_safe_to_read, candidates)]
+        readable += [packed / name] if _is_safe_to_read(packed / name, package_owner()) else []
+        if existing := next((folder for folder in readable if is_cached(function, folder)), None):
+            return existing
+    return next(filter(make_writable_folder, candidates), None)
 
 
 def used_folders() -> set[Path | None]:
@@ -77,33 +89,29 @@ def used_folders() -> set[Path | None]:
     return {*_used_folders}
 
 
-def _candidate_folders(sources: Sequence[Path]) -> list[Path]:
+def _folder_name(sources: Sequence[Path]) -> str:
+    """Return a name that depends on everything that machine code is made from."""
     made_from = [
         *(source.read_bytes() for source in sources),
         numba.__version__,
         llvmlite.__version__,
         platform.python_version(),
+        *target_processor(),
     ]
-    made_from += [llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()]
-    name = hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]
-    return [parent / name for parent in machine_code_folders()]
+    return hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]
 
 
-def _copy_from_read_only_cache(function: Callable[..., Any], folder: Path, sources: Sequence[Path]) -> None:
-    """Copy the machine code of a function from a cache that this process cannot write to, such as that of an image.
+def target_processor() -> tuple[str, str]:
+    """Return name and features of the processor that code is compiled for: this one, unless numba is told otherwise."""
+    name, features = _config.CPU_NAME, _config.CPU_FEATURES
+    return (
+        llvmlite.binding.get_host_cpu_name() if name is None else name,
+        llvmlite.binding.get_host_cpu_features().flatten() if features is None else features,
+    )
 
-    numba refuses to read a cache in such a folder.
 
-    :param folder: the folder that is used instead.
-    """
-    for candidate in _candidate_folders(sources):
-        if all(map(is_trusted_folder, (candidate.parent, candidate))) and not os.access(candidate, os.W_OK):
-            # The index last: until it is there, numba does not look for the data.
-            for path in sorted(candidate.glob(f"{_file_pattern(function)}[ci]"), key=lambda path: path.suffix):
-                target = folder / path.parent.name / path.name
-                with contextlib.suppress(OSError), temporary_folder(folder.parent) as private:
-                    target.parent.mkdir(mode=0o700, exist_ok=True)
-                    os.replace(shutil.copyfile(path, private / path.name), target)
+def _is_safe_to_read(folder: Path, *owners: int) -> bool:
+    return all(is_trusted_folder(path, *owners) for path in (folder.parent, folder))
 
 
 def is_cached(function: Callable[..., Any], folder: Path | None) -> bool:
@@ -111,14 +119,9 @@ def is_cached(function: Callable[..., Any], folder: Path | None) -> bool:
 
     :param folder: the function's :func:`cache_folder`.
     """
-    return folder is not None and any(folder.glob(f"{_file_pattern(function)}i"))
-
-
-def _file_pattern(function: Callable[..., Any]) -> str:
-    """Return how numba names the cache files of a function; one more letter makes the suffix complete."""
-    source_folder = os.path.dirname(os.path.abspath(function.__code__.co_filename))
-    subfolder = f"*_{hashlib.sha1(source_folder.encode()).hexdigest()}"
-    return f"{subfolder}/*.{function.__qualname__}-{function.__code__.co_firstlineno}.*.nb"
+    # How numba names the files. It writes the index first, and reads the data only then.
+    pattern = f"*.{function.__qualname__}-{function.__code__.co_firstlineno}.*.nb"
+    return folder is not None and all(any(folder.glob(f"{pattern}{letter}")) for letter in "ic")
 
 
 @contextlib.contextmanager
@@ -149,12 +152,30 @@ def _exclusive_lock(path: Path) -> Iterator[None]:
         yield
 
 
+class FolderLocator(UserProvidedCacheLocator):
+    """Keeps machine code right in the cache folder, wherever the source files are.
+
+    numba's own locators use a folder for each path of the sources, and would find nothing in an archive that is
+    unpacked elsewhere. They also refuse a folder that is not writable.
+    """
+
+    def __init__(self, py_func: Any, py_file: str) -> None:
+        super().__init__(py_func, py_file)  # type: ignore[no-untyped-call]  # numba has no type information
+        self._cache_path = _config.CACHE_DIR
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> FolderLocator:
+        """Return the locator of a function."""
+        return cls(py_func, py_file)
+
+
 @contextlib.contextmanager
 def _numba_cache(folder: Path | None) -> Iterator[None]:
     """Set numba's cache folder while a function is decorated, which is when numba reads it."""
-    before = _config.CACHE_DIR
+    before = _config.CACHE_DIR, _config.CACHE_LOCATOR_CLASSES
     _config.CACHE_DIR = str(folder or "")
+    _config.CACHE_LOCATOR_CLASSES = f"{__name__}.{FolderLocator.__name__}"
     try:
         yield
     finally:
-        _config.CACHE_DIR = before
+        _config.CACHE_DIR, _config.CACHE_LOCATOR_CLASSES = before

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_cdc.spark.worker_daemon import WORKER_MODULES
-from airflow_provider_cdc.system.cache_folders import machine_code_folders
+from airflow_provider_cdc.system.cache_folders import machine_code_folders, packed_machine_code_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,7 @@ def compile_for_workers(report_line: Callable[[str], None]) -> None:
 
     :param report_line: called with a line of text if something is compiled.
     """
-    if any(folder.exists() for folder in machine_code_folders()):
+    if any(folder.exists() for folder in (*machine_code_folders(), packed_machine_code_folder())):
         return
     report_line("compiling machine code, once per machine")
     for module in WORKER_MODULES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,13 +32,33 @@ def machine_code_folders() -> Iterator[Path]:
     yield from cache_folders("machine-code")
 
 
-def is_trusted_folder(folder: Path) -> bool:
-    """Return whether a folder exists, and only its owner can write to it: this user, or root."""
+#: Where machine code is below the prefix of a Python environment that was packed together with it.
+PACKED_MACHINE_CODE = "share/airflow-provider-cdc"
+
+
+def packed_machine_code_folder() -> Path:
+    """Return the folder with the machine code that came with this Python environment; it need not exist."""
+    return Path(sys.prefix) / PACKED_MACHINE_CODE
+
+
+def package_owner() -> int:
+    """Return the user that owns this package, and so decides anyway what this process executes.
+
+    It may be that of a node's manager, which has unpacked the environment for drivers of other users.
+    """
+    return os.stat(__file__).st_uid
+
+
+def is_trusted_folder(folder: Path, *owners: int) -> bool:
+    """Return whether a folder exists, and only its owner can write to it: this user, or root.
+
+    :param owners: further users who may own it.
+    """
     try:
         status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0, *owners) and not status.st_mode & 0o022
 
 
 def make_writable_folder(folder: Path) -> bool:

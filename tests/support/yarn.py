@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import urllib.request
 from contextlib import suppress
@@ -55,14 +56,20 @@ def yarn_jars() -> str:
     return os.pathsep.join(map(str, [*sorted(folder.glob("*.jar")), *spark]))
 
 
+def yarn_class_path(conf: Path) -> str:
+    """Return the class path, with a folder of configuration first."""
+    return f"{conf}{os.pathsep}{yarn_jars()}"
+
+
 class Yarn(StartedProcesses):
     """A cluster with the queues ``default``, ``full``, which has no room for a driver, and ``stopped``.
 
     :param nodes: how many NodeManagers it has.
+    :param hdfs: whether its default file system is an HDFS of its own, with one DataNode.
     """
 
-    def __init__(self, nodes: int = 1) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: int = 1, *, hdfs: bool = False) -> None:
+        self._nodes, self._hdfs = nodes, hdfs
         self._session: Session | None = None
         self.folder = Path()
         self.address = ""
@@ -72,9 +79,9 @@ class Yarn(StartedProcesses):
         for name in ("conf", "work"):
             (self.folder / name).mkdir()
         (self.folder / "conf" / "capacity-scheduler.xml").write_text(_QUEUES)
-        class_path = f"{self.conf}{os.pathsep}{yarn_jars()}"
         main = ROOT / "tests" / "support" / "yarn_main.py"
-        command: list[str | Path] = [sys.executable, "-P", main, class_path, self.conf, self.work, str(self._nodes)]
+        command: list[str | Path] = [sys.executable, "-P", main, yarn_class_path(self.conf), self.conf, self.work]
+        command += [str(self._nodes), *(["hdfs"] if self._hdfs else [])]
         env = {**os.environ, "JAVA_HOME": ensure_java_home(), "HADOOP_USER_NAME": "cdc"}
         self._session = Session(command, self.folder / "log", env=env, cwd=self.work)
         session = self._session
@@ -129,8 +136,15 @@ class Yarn(StartedProcesses):
             "spark.executor.cores": "2",
             "spark.driver.defaultJavaOptions": SHORT_LIVED,
             "spark.executor.defaultJavaOptions": SHORT_LIVED,
-            "spark.yarn.stagingDir": f"file://{self.work}/staging",
+            **({} if self._hdfs else {"spark.yarn.stagingDir": f"file://{self.work}/staging"}),
         }
+
+    def put(self, file: Path, name: str) -> str:
+        """Copy a file into the default file system, where everyone may read it, and return its address."""
+        program = ROOT / "tests" / "support" / "hdfs_put.py"
+        command: list[str | Path] = [sys.executable, "-P", program, yarn_class_path(self.conf), file, name]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return done.stdout.split()[-1]
 
     def connection(self, **extra: str) -> str:
         """Return a Spark connection with cluster mode, as JSON."""

@@ -1,6 +1,6 @@
 """A ResourceManager and NodeManagers in this process, until it is killed. SIGUSR1 stops a NodeManager.
 
-``python -P yarn_main.py <class path> <folder of the clients' configuration> <folder to work in> <NodeManagers>``
+``python -P yarn_main.py <class path> <folder for clients' configuration> <folder to work in> <NodeManagers> [hdfs]``
 """
 
 from __future__ import annotations
@@ -36,13 +36,20 @@ def main() -> None:
     import jpype
 
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # before there are threads, which inherit this
-    class_path, conf_folder, work_folder, nodes = sys.argv[1:]
+    class_path, conf_folder, work_folder, nodes, *more = sys.argv[1:]
     jpype.startJVM("-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", classpath=class_path.split(":"))
     java: Any = jpype.JClass
     conf = java("org.apache.hadoop.yarn.conf.YarnConfiguration")()
     for name, value in SETTINGS.items():
         conf.set(name, value)
     conf.set("hadoop.tmp.dir", work_folder)
+    if more == ["hdfs"]:
+        own = java("org.apache.hadoop.conf.Configuration")(conf)  # it sets what clients must not have
+        own.set("hdfs.minidfs.basedir", f"{work_folder}/hdfs")
+        own.set("dfs.permissions.enabled", "false")  # the clients are not the user that it belongs to
+        files = java("org.apache.hadoop.hdfs.MiniDFSCluster$Builder")(own).numDataNodes(1).build()
+        files.waitActive()
+        conf.set("fs.defaultFS", str(files.getURI().toString()))
     cluster = java("org.apache.hadoop.yarn.server.MiniYARNCluster")("cdc", int(nodes), 1, 1)
     cluster.init(conf)
     cluster.start()
@@ -51,14 +58,16 @@ def main() -> None:
     running.writeXml(writer)
     Path(conf_folder, "yarn-site.xml").write_text(str(writer.toString()))
     Path(conf_folder, "core-site.xml").write_text(
-        "<configuration><property><name>fs.defaultFS</name><value>file:///</value></property></configuration>"
+        "<configuration><property><name>fs.defaultFS</name>"
+        f"<value>{running.get('fs.defaultFS')}</value></property></configuration>"
     )
     print("ready", running.get("yarn.resourcemanager.webapp.address"), flush=True)
     # What guards the processes of a test that was killed sends this. Containers have sessions of their own.
     signal.signal(signal.SIGINT, lambda *_: kill_containers(work_folder))
     managers = [cluster.getNodeManager(number) for number in range(int(nodes))]
     while True:
-        signal.sigwait([signal.SIGUSR1])
+        if signal.sigtimedwait([signal.SIGUSR1], 1) is None:  # so that other signals are handled, too
+            continue
         fullest = max(managers, key=lambda manager: int(manager.getNMContext().getContainers().size()))
         managers.remove(fullest)
         fullest.stop()
