@@ -73,15 +73,17 @@ def cache_folder(*sources: Path, function: Callable[..., Any] | None = None) -> 
     :param function: function whose machine code is needed: a folder that has it need not be writable, and may also be
         part of this Python environment.
     """
-    name = _folder_name(sources)
-    candidates = [parent / name for parent in machine_code_folders()]
-    if function is not None:
-        packed = packed_machine_code_folder()
-        readable = [*filter(_is_safe_to_read, candidates)]
-        readable += [packed / name] if _is_safe_to_read(packed / name, package_owner()) else []
-        if existing := next((folder for folder in readable if is_cached(function, folder)), None):
-            return existing
-    return next(filter(make_writable_folder, candidates), None)
+    name, writable = _folder_name(sources), None
+    for folder in (parent / name for parent in machine_code_folders()):
+        if function is not None and is_cached(function, folder) and _is_safe_to_read(folder):
+            return folder
+        if make_writable_folder(folder):
+            writable = folder
+            break
+    packed = packed_machine_code_folder() / name
+    if function is not None and is_cached(function, packed) and _is_safe_to_read(packed, package_owner()):
+        return packed
+    return writable
 
 
 def used_folders() -> set[Path | None]:

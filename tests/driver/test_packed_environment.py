@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +46,22 @@ def use_archive(cli: Cli, yarn: Yarn, cache: Path, conf: dict[str, str]) -> None
     cli.write()
 
 
+def check_snapshot(cli: Cli, yarn: Yarn, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    """Read all chunk groups; the copy is equal, and no process has compiled machine code."""
+    assert read(cli)["rows"] == ROWS
+    assert all(verdict.is_equal for verdict in verify_tables(cli.context))
+    said, own = "".join(capsys.readouterr()), yarn.applications()[-1]["id"]
+    logs = [path.read_text(errors="replace") for path in yarn.work.rglob("std*") if own in str(path)]
+    assert "group 1 published" in said and logs
+    assert not [text for text in (said, *logs) if "compiling machine code" in text]
+    assert not [*cache.rglob("*.nbi")]
+
+
+def unpacked_environments(yarn: Yarn) -> int:
+    """Return how often a node has unpacked the archive."""
+    return len([*yarn.work.rglob("filecache/*/env-*.tar.gz/pyvenv.cfg")])
+
+
 def test_a_snapshot(
     cli: Cli,  # noqa: F811
     yarn: Yarn,
@@ -54,16 +69,35 @@ def test_a_snapshot(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is equal, and no process of it has compiled machine code."""
-    cache = tmp_path / "cache"
-    use_archive(cli, yarn, cache, spark_conf)
-    assert read(cli)["rows"] == ROWS
-    assert all(verdict.is_equal for verdict in verify_tables(cli.context))
-    said = "".join(capsys.readouterr())
-    own = yarn.applications()[-1]["id"]
-    logs = [path.read_text(errors="replace") for path in yarn.work.rglob("std*") if own in str(path)]
-    assert "group 1 published" in said and logs
-    assert not [text for text in (said, *logs) if "compiling machine code" in text]
-    assert not [*cache.rglob("*.nbi")]
-    scripts = [path.read_text() for path in yarn.work.rglob("launch_container.sh")]
-    assert any(re.search(r"ln -sf .*\.tar\.gz. .*env", text) for text in scripts)
+    """The driver and its executors run from an archive in a folder, which is uploaded."""
+    use_archive(cli, yarn, tmp_path / "cache", spark_conf)
+    check_snapshot(cli, yarn, tmp_path / "cache", capsys)
+    assert unpacked_environments(yarn) == 1
+
+
+@pytest.fixture
+def yarn_with_hdfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Yarn]:
+    with Yarn(hdfs=True) as cluster:
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(cluster.conf))
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_YARN", cluster.connection())
+        yield cluster
+
+
+def test_an_archive_in_hdfs(
+    cli: Cli,  # noqa: F811
+    yarn_with_hdfs: Yarn,
+    spark_conf: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two drivers share what a node has unpacked. The default file system is HDFS, and the sink is a folder."""
+    archive = Path(spark_conf["spark.yarn.dist.archives"].removeprefix("file://").removesuffix("#env"))
+    address = yarn_with_hdfs.put(archive, f"/cdc/{archive.name}")
+    conf = {**spark_conf, "spark.yarn.dist.archives": f"{address}#env"}
+    assert address.startswith("hdfs://")
+    for number in range(2):
+        cli.value["name"], cli.value["sink"]["path"] = f"p{number}", str(tmp_path / f"sink{number}")
+        use_archive(cli, yarn_with_hdfs, tmp_path / "cache", conf)
+        check_snapshot(cli, yarn_with_hdfs, tmp_path / "cache", capsys)
+        assert [*(tmp_path / f"sink{number}").rglob("_delta_log/*.json")]
+    assert unpacked_environments(yarn_with_hdfs) == 1

@@ -83,3 +83,15 @@ def test_an_index_without_its_code_is_not_taken_for_cached(tmp_path: Path) -> No
     for path in tmp_path.rglob("*.nbc"):
         path.unlink()
     assert begin_process(tmp_path).communicate() == ("0 3\n", f"{NOTICE}\n")
+
+
+def test_a_folder_that_is_named_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if there is machine code in the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    user, named = tmp_path / "airflow-provider-cdc", tmp_path / "named"
+    begin_process(tmp_path).communicate()
+    user.rename(tmp_path / "machine-code")
+    user.mkdir(mode=0o700)
+    (tmp_path / "machine-code").rename(user / "machine-code")
+    assert begin_process(named).communicate() == ("0 3\n", f"{NOTICE}\n")
+    assert len([*named.rglob("*.nbi")]) == 3
