@@ -102,9 +102,9 @@ def _write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             fsync_folder(path.parent)
-    except NoRoomError:
-        raise
     except OSError as error:
+        if isinstance(error, NoRoomError):
+            raise
         text = f"{error.filename or path}: {error.strerror or error}"
         raise NotReadyError(text, "Name a folder that this user can write to") from None
     finally:

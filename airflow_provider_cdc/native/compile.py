@@ -70,20 +70,19 @@ def cache_folder(*sources: Path, function: Callable[..., Any] | None = None) -> 
 
     Candidates, in this order, are ``NUMBA_CACHE_DIR``, the user's cache folder, and the folder for temporary files.
 
-    :param function: function whose machine code is needed: a folder that has it need not be writable, and may also be
-        part of this Python environment.
+    :param function: function whose machine code is needed: a folder that has it need not be writable, and that which
+        came with this Python environment precedes all others.
     """
-    name, writable = _folder_name(sources), None
+    name = _folder_name(sources)
+    packed = packed_machine_code_folder() / name
+    if function is not None and is_cached(function, packed) and _is_safe_to_read(packed, package_owner()):
+        return packed
     for folder in (parent / name for parent in machine_code_folders()):
         if function is not None and is_cached(function, folder) and _is_safe_to_read(folder):
             return folder
         if make_writable_folder(folder):
-            writable = folder
-            break
-    packed = packed_machine_code_folder() / name
-    if function is not None and is_cached(function, packed) and _is_safe_to_read(packed, package_owner()):
-        return packed
-    return writable
+            return folder
+    return None
 
 
 def used_folders() -> set[Path | None]:
@@ -104,7 +103,7 @@ def _folder_name(sources: Sequence[Path]) -> str:
 
 
 def target_processor() -> tuple[str, str]:
-    """Return name and features of the processor that code is compiled for: this one, unless numba is told otherwise."""
+    """Return name and features of the processor that code is compiled for: this one, or that of numba's settings."""
     name, features = _config.CPU_NAME, _config.CPU_FEATURES
     return (
         llvmlite.binding.get_host_cpu_name() if name is None else name,
