@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Label of a driver's pod with the name of the pipeline, as far as a label can have it.
 PIPELINE_LABEL = "airflow-cdc/pipeline"
-#: Annotation with the name of the container that the driver runs in; others may be beside it.
+#: Annotation with the name of the container that the driver runs in; the pod may have others.
 CONTAINER_ANNOTATION = "airflow-cdc/container"
 #: Seconds for an answer. Airflow kills a task 5 s after it has asked it to end.
 _TIMEOUT = 5.0
