@@ -112,6 +112,7 @@ def pods(
             },
             config={
                 "core": {"executor": "KubernetesExecutor"},
+                "scheduler": {"task_instance_heartbeat_timeout": 30},  # tries the task of a worker that is lost again
                 "kubernetes_executor": {
                     "namespace": kubernetes.namespace,
                     "in_cluster": False,
@@ -146,12 +147,13 @@ def worker_pod(kubernetes: Kubernetes, airflow: Airflow, folder: Path) -> dict[s
 
 def kill_pod(uid: str) -> None:
     """Send SIGKILL to the first process of a pod, as when it has too little memory."""
-    found = []
+    parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if uid in (folder / "cgroup").read_text() and (folder / "exe").resolve().name.startswith("python"):
-                found.append(int(folder.name))
-    os.kill(min(found), signal.SIGKILL)
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    (first,) = [pid for pid, parent in parents.items() if parent not in parents]
+    os.kill(first, signal.SIGKILL)
 
 
 def test_a_pipeline(pods: Pods) -> None:
