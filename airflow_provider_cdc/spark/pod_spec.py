@@ -128,7 +128,7 @@ def _complete(container: dict[str, Any], conf: Mapping[str, str], pod: str) -> N
 
 
 def _memory(conf: Mapping[str, str]) -> str:
-    """Return the memory of Java and of what is beside it, as much again unless the settings say otherwise."""
+    """Return the memory that a pod requests: the heap, and as much again unless the settings say otherwise."""
     heap = _mebibytes("spark.driver.memory", conf.get("spark.driver.memory", "1g"))
     key = "spark.driver.memoryOverhead"
     return f"{heap + (_mebibytes(key, conf[key]) if key in conf else heap)}Mi"
