@@ -113,7 +113,7 @@ class Canary:
                         with suppress(OSError):
                             data = (entry / name).read_bytes()
                             if any(secret in data for secret in self._secrets):
-                                self.found.add(f"{name} {data[:200]!r}")
+                                self.found.add(f"{name} of {(entry / 'cmdline').read_bytes()[:200]!r}")
 
     def files(self, *folders: Path) -> set[str]:
         """Return the names of all files that contain a secret."""
