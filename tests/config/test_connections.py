@@ -413,7 +413,7 @@ YARN_RM = "yarn_resourcemanager_webapp_address"
             "standalone clusters. Set deploy-mode to client",
         ),
         ("local[2]", {"deploy-mode": "cluster"}, "Spark has no cluster mode with a local master"),
-        ("k8s://https://h:443", {"deploy-mode": "cluster"}, "cluster mode on Kubernetes is not supported yet"),
+        ("k8s://https://h:443", {}, None),
     ],
 )
 def test_where_drivers_run(host: str, extra: dict[str, str], found: str | None) -> None:
