@@ -200,7 +200,7 @@ def task_context(name: str, try_number: int = 1) -> Any:
         dag_id="demo", run_id="demo", task_id=name, map_index=-1, max_tries=TRIES, try_number=try_number
     )
     ti.xcom_push = lambda key, value: None
-    return {"ti": ti, "dag_run": SimpleNamespace(partition_key=None)}
+    return {"ti": ti, "dag_run": SimpleNamespace(partition_key=None, logical_date="now", run_id="demo")}
 
 
 def main() -> int:

@@ -131,7 +131,6 @@ def in_yarn(yarn: Yarn, state_server: Postgres) -> Place:
             "driver": yarn.kill_driver,
             "Java": lambda: yarn.kill_driver("/bin/java"),
             "executors": lambda: kill(lambda: yarn.container_processes("CoarseGrainedExecutorBackend")),
-            "NodeManager": yarn.lose_node,
         },
     )
 
@@ -150,7 +149,7 @@ def on_a_server(stack: ExitStack) -> Place:
 PARTS = {
     "local": ("driver", "Java", "Python workers"),
     "standalone": ("driver", "Java", "executors", "Spark worker"),
-    "YARN": ("driver", "Java", "executors", "NodeManager"),
+    "YARN": ("driver", "Java", "executors"),
     "Connect": ("driver", "server"),
 }
 
@@ -163,9 +162,7 @@ def place(where: str, request: pytest.FixtureRequest) -> Iterator[Place]:
         elif where == "standalone":
             yield standalone(stack)
         elif where == "YARN":
-            own = request.node.callspec.params["part"] == "NodeManager"
-            yarn = stack.enter_context(Yarn(nodes=3)) if own else request.getfixturevalue("yarn")
-            yield in_yarn(yarn, request.getfixturevalue("state_server"))
+            yield in_yarn(request.getfixturevalue("yarn"), request.getfixturevalue("state_server"))
         else:
             yield on_a_server(stack)
         kill_all(drivers())  # a stream outlives its task

@@ -64,12 +64,11 @@ def yarn_class_path(conf: Path) -> str:
 class Yarn(StartedProcesses):
     """A cluster with the queues ``default``, ``full``, which has no room for a driver, and ``stopped``.
 
-    :param nodes: how many NodeManagers it has.
     :param hdfs: whether its default file system is an HDFS of its own, with one DataNode.
     """
 
-    def __init__(self, nodes: int = 1, *, hdfs: bool = False) -> None:
-        self._nodes, self._hdfs = nodes, hdfs
+    def __init__(self, *, hdfs: bool = False) -> None:
+        self._hdfs = hdfs
         self._session: Session | None = None
         self.folder = Path()
         self.address = ""
@@ -81,7 +80,7 @@ class Yarn(StartedProcesses):
         (self.folder / "conf" / "capacity-scheduler.xml").write_text(_QUEUES)
         main = ROOT / "tests" / "support" / "yarn_main.py"
         command: list[str | Path] = [sys.executable, "-P", main, yarn_class_path(self.conf), self.conf, self.work]
-        command += [str(self._nodes), *(["hdfs"] if self._hdfs else [])]
+        command += ["hdfs"] if self._hdfs else []
         env = {**os.environ, "JAVA_HOME": ensure_java_home(), "HADOOP_USER_NAME": "cdc"}
         self._session = Session(command, self.folder / "log", env=env, cwd=self.work)
         session = self._session
@@ -170,13 +169,6 @@ class Yarn(StartedProcesses):
                 if str(self.work).encode() in environment and b"CONTAINER_ID=" in environment and words in command:
                     found.append(int(entry.name))
         return found
-
-    def lose_node(self) -> None:
-        """Stop the NodeManager with most containers. It kills them."""
-        assert self._session is not None
-        session, before = self._session, self._session.log.read_text(errors="replace").count("\nstopped\n")
-        os.kill(session.pid, signal.SIGUSR1)
-        wait_for("it stops", lambda: session.log.read_text(errors="replace").count("\nstopped\n") > before, 60)
 
     def kill_driver(self, words: str = "") -> None:
         """SIGKILL to what is in the containers of drivers: everything, or that whose command lines contain words."""

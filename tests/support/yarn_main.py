@@ -1,6 +1,6 @@
-"""A ResourceManager and NodeManagers in this process, until it is killed. SIGUSR1 stops a NodeManager.
+"""A ResourceManager and a NodeManager in this process, until it is killed.
 
-``python -P yarn_main.py <class path> <folder for clients' configuration> <folder to work in> <NodeManagers> [hdfs]``
+``python -P yarn_main.py <class path> <folder for clients' configuration> <folder to work in> [hdfs]``
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,7 @@ def main() -> None:
     """Start them, and say where the ResourceManager's web application is."""
     import jpype
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # before there are threads, which inherit this
-    class_path, conf_folder, work_folder, nodes, *more = sys.argv[1:]
+    class_path, conf_folder, work_folder, *more = sys.argv[1:]
     jpype.startJVM("-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", classpath=class_path.split(":"))
     java: Any = jpype.JClass
     conf = java("org.apache.hadoop.yarn.conf.YarnConfiguration")()
@@ -50,7 +50,7 @@ def main() -> None:
         files = java("org.apache.hadoop.hdfs.MiniDFSCluster$Builder")(own).numDataNodes(1).build()
         files.waitActive()
         conf.set("fs.defaultFS", str(files.getURI().toString()))
-    cluster = java("org.apache.hadoop.yarn.server.MiniYARNCluster")("cdc", int(nodes), 1, 1)
+    cluster = java("org.apache.hadoop.yarn.server.MiniYARNCluster")("cdc", 1, 1, 1)
     cluster.init(conf)
     cluster.start()
     running = cluster.getResourceManager().getConfig()
@@ -64,14 +64,7 @@ def main() -> None:
     print("ready", running.get("yarn.resourcemanager.webapp.address"), flush=True)
     # What guards the processes of a test that was killed sends this. Containers have sessions of their own.
     signal.signal(signal.SIGINT, lambda *_: kill_containers(work_folder))
-    managers = [cluster.getNodeManager(number) for number in range(int(nodes))]
-    while True:
-        if signal.sigtimedwait([signal.SIGUSR1], 1) is None:  # so that other signals are handled, too
-            continue
-        fullest = max(managers, key=lambda manager: int(manager.getNMContext().getContainers().size()))
-        managers.remove(fullest)
-        fullest.stop()
-        print("stopped", flush=True)
+    threading.Event().wait()
 
 
 def kill_containers(work_folder: str) -> None:
