@@ -104,7 +104,9 @@ class Demo:
                 done = writers.stop()
                 self.store.request_stop(self.name)
                 stream.result()
-                end = self._start(pool, CdcStreamOperator, "end", deferrable=False, poll_seconds=2, catch_up=True)
+                end = self._start(
+                    pool, CdcStreamOperator, "end", deferrable=False, poll_seconds=2, catch_up=True, assets=False
+                )
                 self.screen.say(f"{done.rows:,} rows were written; the last epoch: {end.result()['state']}")
 
     def _prove(self) -> bool:
