@@ -72,7 +72,7 @@ KUBERNETES_CONNECTION = "kubernetes_conn_id"
 
 @dataclass(frozen=True)
 class KubernetesCluster:
-    """A Kubernetes cluster that runs the drivers, each in a pod of its own.
+    """A Kubernetes cluster that runs the drivers, each in a separate pod.
 
     :param api_server: address of its API server.
     :param conn_id: connection of type kubernetes that says how it is accessed; ``None`` for the service account of

@@ -59,7 +59,7 @@ def run_cluster_driver(secret: DriverSecret, address: str | None, parent: int | 
 
 
 def _end_at_once(store: StateDatabase, driver: str) -> None:
-    """End this process because the cluster wants that. A stream that has begun has a handler of its own."""
+    """End this process because the cluster wants that. A stream that has begun has its own handler."""
     error = TransientError(
         "the cluster has ended the driver: it was deleted, evicted or preempted, or its node was drained",
         "Run the task again",

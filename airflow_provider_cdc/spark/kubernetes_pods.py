@@ -208,7 +208,7 @@ class PodManager:
         from kubernetes.client import ApiClient, CoreV1Api
         from kubernetes.stream import stream
 
-        # A client of its own: while it is used, it cannot make ordinary requests.
+        # A separate client: while it is used, it cannot make ordinary requests.
         api = CoreV1Api(ApiClient(self._configuration))
         with translate_api_errors("run a command in the pod of the driver"):
             try:
