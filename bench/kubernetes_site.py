@@ -134,7 +134,7 @@ def make_pipeline(name: str, customers: int) -> Pipeline:
             "snapshot": {
                 "chunk_rows": max(1, customers // 40),
                 "group_rows": max(1, customers // 4),
-                "max_rows_per_second": max(1, customers // _SECONDS),
+                "max_rows_per_second": max(100, customers // _SECONDS),  # more than the writers write
             },
             "sink": sink,
             "state": {"conn_id": "cdc_state"},

@@ -6,35 +6,38 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from airflow.exceptions import AirflowFailException
-from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_provider_cdc import CdcSnapshotOperator, CdcStreamOperator
 from airflow_provider_cdc.model.errors import TransientError, UnexpectedError
 from airflow_provider_cdc.preflight.check_result import run_check
 from airflow_provider_cdc.preflight.cluster import check_cluster
 from airflow_provider_cdc.spark.kubernetes_pods import pod_name
 from airflow_provider_cdc.verify.run import verify_tables
-from tests import ROOT
-from tests.driver.test_yarn import Canary, task
 from tests.support.cli import Cli
+from tests.support.cluster_tasks import (
+    ROWS,
+    Canary,
+    die_at,
+    follow,
+    make_table,
+    read,
+    snapshot_operator,
+    stream_operator,
+    task_context,
+)
 from tests.support.kubernetes import Kubernetes
 from tests.support.postgres import Postgres
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kubernetes]
-
-ROWS = 60
 
 
 def spark_connection(kubernetes: Kubernetes, **extra: str) -> str:
@@ -53,10 +56,7 @@ def cli(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Cli:
     """A pipeline whose drivers run in pods."""
-    rows = ", ".join(f"({number}, 'name {number}')" for number in range(ROWS))
-    mysql_server.session(
-        database, "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", f"INSERT INTO t VALUES {rows}"
-    )
+    make_table(mysql_server, database)
     state_server.execute("DROP OWNED BY CURRENT_USER", database="bookkeeping")
     kubernetes.delete_pods()
     write_template(tmp_path, kubernetes.pod_template(tmp_path))
@@ -90,17 +90,6 @@ def write_template(folder: Path, pod: dict[str, Any]) -> None:
     (folder / "pod.yaml").write_text(yaml.safe_dump(pod))
 
 
-def read_file(file: str, try_number: int = 1) -> dict[str, Any]:
-    """Run the task that reads all chunk groups."""
-    operator = CdcSnapshotOperator(task_id="read", pipeline=file, groups=[0, 1])
-    result: dict[str, Any] = operator.execute(task("read", try_number))
-    return result
-
-
-def read(cli: Cli, try_number: int = 1) -> dict[str, Any]:
-    return read_file(str(cli.file), try_number)
-
-
 def running_pods(kubernetes: Kubernetes) -> list[Any]:
     return [pod for pod in kubernetes.pods() if pod.status.phase in ("Pending", "Running")]
 
@@ -123,7 +112,7 @@ def test_a_snapshot(
         return '"phase":"Running"' in pods
 
     with canary, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(read, cli)
+        running = pool.submit(read, cli.file)
         wait_for("the pod runs", look, 120)
         while not running.done():
             look()
@@ -159,11 +148,11 @@ def test_what_a_driver_needs_is_checked(cli: Cli, kubernetes: Kubernetes) -> Non
 @pytest.mark.parametrize("right", ["pods", "pods/exec"])
 def test_a_right_that_lacks(cli: Cli, kubernetes: Kubernetes, right: str) -> None:
     with kubernetes.forbid(right), pytest.raises(AirflowFailException, match="[Ff]orbidden.*role in that namespace"):
-        read(cli)
+        read(cli.file)
     with cli.opened() as (_, store):
         assert store.live_drivers("p") == []
     wait_for("nothing is left", lambda: not running_pods(kubernetes), 60)
-    assert read(cli, try_number=2)["rows"] == ROWS
+    assert read(cli.file, try_number=2)["rows"] == ROWS
 
 
 def test_an_image_that_is_not_there(cli: Cli, kubernetes: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +168,14 @@ def test_an_image_that_is_not_there(cli: Cli, kubernetes: Kubernetes, monkeypatc
         pod["spec"]["containers"][0]["imagePullPolicy"] = policy
         write_template(cli.folder, pod)
         with pytest.raises(kind, match=words):
-            read(cli)
+            read(cli.file)
         wait_for("nothing is left", lambda: not running_pods(kubernetes), 60)
 
 
 def test_a_pod_that_fits_nowhere(cli: Cli, kubernetes: Kubernetes, capsys: pytest.CaptureFixture[str]) -> None:
     """The driver waits, the task's log says why, and nothing is left when the task is killed."""
     write_template(cli.folder, kubernetes.pod_template(cli.folder, memory="9Ti"))
-    operator = CdcSnapshotOperator(task_id="read", pipeline=str(cli.file), groups=[0, 1])
+    operator = snapshot_operator(cli.file)
     said = ""
 
     def says_why() -> bool:
@@ -195,7 +184,7 @@ def test_a_pod_that_fits_nowhere(cli: Cli, kubernetes: Kubernetes, capsys: pytes
         return "Unschedulable" in said
 
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(operator.execute, task("read"))
+        running = pool.submit(operator.execute, task_context("read"))
         wait_for("the reason", says_why, 60)
         operator.on_kill()
         assert isinstance(running.exception(60), TransientError)
@@ -206,35 +195,20 @@ def test_a_pod_that_fits_nowhere(cli: Cli, kubernetes: Kubernetes, capsys: pytes
 def test_memory_that_is_too_small(cli: Cli, kubernetes: Kubernetes) -> None:
     write_template(cli.folder, kubernetes.pod_template(cli.folder, memory="150Mi"))
     with pytest.raises((UnexpectedError, TransientError), match="OOMKilled|ran out of memory|was killed"):
-        read(cli)
+        read(cli.file)
     write_template(cli.folder, kubernetes.pod_template(cli.folder))
-    assert read(cli, try_number=2)["rows"] == ROWS
-
-
-#: A try of the task in a process of its own, which a failpoint kills.
-TRY = """
-from tests.driver.test_kubernetes import read_file
-read_file({file!r})
-"""
-
-
-def die(cli: Cli, failpoint: str) -> None:
-    """Run a try of the task that is killed at a failpoint."""
-    env = {**os.environ, "CDC_FAILPOINT": failpoint}
-    command = [sys.executable, "-c", TRY.format(file=str(cli.file))]
-    run = subprocess.run(command, cwd=ROOT, env=env, start_new_session=True, capture_output=True, text=True)
-    assert run.returncode == -signal.SIGKILL, run.stderr
+    assert read(cli.file, try_number=2)["rows"] == ROWS
 
 
 @pytest.mark.parametrize("failpoint", ["driver.row_written", "driver.submitted", "driver.handed_over"])
 def test_a_retry_of_a_try_that_was_killed(cli: Cli, kubernetes: Kubernetes, failpoint: str) -> None:
     """A driver that works is adopted; one that waits for its request is ended, and another one begins."""
-    die(cli, failpoint)
+    die_at(cli, failpoint)
     with cli.opened() as (_, store):
         (left,) = store.live_drivers("p")
         if failpoint == "driver.handed_over":
             wait_for("it works", lambda: store.driver(left.id).state == "running", 60)  # type: ignore[union-attr]
-        result = read(cli, try_number=2)
+        result = read(cli.file, try_number=2)
         now = store.driver(left.id)
         assert result["rows"] == ROWS and now is not None and now.outcome is not None
         assert ("outcome" in now.outcome) is (failpoint == "driver.handed_over")
@@ -247,9 +221,9 @@ def test_a_driver_that_is_ended(cli: Cli, kubernetes: Kubernetes, how: str) -> N
     """A retry reads what is missing, and the copy is equal."""
     cli.value["snapshot"]["max_rows_per_second"] = 2
     cli.write()
-    operator = CdcSnapshotOperator(task_id="read", pipeline=str(cli.file), groups=[0, 1])
+    operator = snapshot_operator(cli.file)
     with cli.opened() as (_, store), ThreadPoolExecutor(1) as pool:
-        running = pool.submit(operator.execute, task("read"))
+        running = pool.submit(operator.execute, task_context("read"))
         wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
         name = pod_name(store.live_drivers("p")[0].id)
         if how == "deleted":
@@ -269,7 +243,7 @@ def test_a_driver_that_is_ended(cli: Cli, kubernetes: Kubernetes, how: str) -> N
         wait_for("its pod ends", lambda: not running_pods(kubernetes), 60)
     cli.value["snapshot"]["max_rows_per_second"] = None
     cli.write()
-    assert read(cli, try_number=2)["rows"] <= ROWS
+    assert read(cli.file, try_number=2)["rows"] <= ROWS
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))
 
 
@@ -294,7 +268,7 @@ def test_a_node_that_is_lost(cli: Cli, kubernetes: Kubernetes) -> None:
     cli.value["snapshot"]["max_rows_per_second"] = 2
     cli.write()
     with ThreadPoolExecutor(1) as pool, cli.opened() as (_, store):
-        running = pool.submit(read, cli)
+        running = pool.submit(read, cli.file)
         wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
         kubernetes.stop_kubelet()
         try:
@@ -304,18 +278,6 @@ def test_a_node_that_is_lost(cli: Cli, kubernetes: Kubernetes) -> None:
             kubernetes.wait_until_ready()
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))
     wait_for("nothing is left", lambda: not running_pods(kubernetes), 120)
-
-
-def follow(cli: Cli, event: dict[str, Any] | None = None) -> SimpleNamespace:
-    """Let the stream's task find or start a stream, until it defers."""
-    operator = CdcStreamOperator(task_id="stream", pipeline=str(cli.file), deferrable=True)
-    with pytest.raises(TaskDeferred) as deferred:
-        if event is None:
-            operator.execute(task("stream"))
-        else:
-            operator.resume(task("stream"), event)
-    trigger: Any = deferred.value.trigger
-    return SimpleNamespace(epoch=trigger.epoch, found=trigger.found)
 
 
 def test_a_stream(
@@ -358,8 +320,8 @@ def test_a_stream(
         assert re.search("epoch 2 on .* was lost.*exit code 137", capsys.readouterr().out)
         store.request_stop("p")
         wait_for("the stream ends", lambda: store.newest_epoch("p").state == "stopped", 120)  # type: ignore[union-attr]
-        operator = CdcStreamOperator(task_id="stream", pipeline=str(cli.file), deferrable=True)
-        result = operator.resume(task("stream"), {"epoch": 3, "found": False, "verdict": "stopped"})
+        operator = stream_operator(cli.file)
+        result = operator.resume(task_context("stream"), {"epoch": 3, "found": False, "verdict": "stopped"})
         assert result["state"] == "stopped"
         wait_for("its driver has ended", lambda: not running_pods(kubernetes), 60)
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))

@@ -12,8 +12,9 @@ import yaml
 
 from airflow_provider_cdc.verify.run import verify_tables
 from tests import ROOT
-from tests.driver.test_yarn import ROWS, cli, read  # noqa: F401  # a fixture
+from tests.driver.test_yarn import cli  # noqa: F401  # a fixture
 from tests.support.cli import Cli
+from tests.support.cluster_tasks import ROWS, read
 from tests.support.environments import make_environment, needed_packages
 from tests.support.processes import remove_folder, temporary_folder
 from tests.support.yarn import Yarn
@@ -48,7 +49,7 @@ def use_archive(cli: Cli, yarn: Yarn, cache: Path, conf: dict[str, str]) -> None
 
 def check_snapshot(cli: Cli, yarn: Yarn, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     """Read all chunk groups; the copy is equal, and no process has compiled machine code."""
-    assert read(cli)["rows"] == ROWS
+    assert read(cli.file)["rows"] == ROWS
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))
     said, own = "".join(capsys.readouterr()), yarn.applications()[-1]["id"]
     logs = [path.read_text(errors="replace") for path in yarn.work.rglob("std*") if own in str(path)]

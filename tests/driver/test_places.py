@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_provider_cdc import CdcSnapshotOperator, CdcStreamOperator
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.verify.run import verify_tables
-from tests.driver.test_yarn import task
 from tests.support.cli import Cli
+from tests.support.cluster_tasks import ROWS, follow, make_table, read
 from tests.support.oracle import open_copy
 from tests.support.postgres import Postgres
 from tests.support.processes import wait_for
@@ -33,7 +31,6 @@ from tests.support.yarn import Yarn
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
-ROWS = 60
 #: Seconds for anything that Spark is to do.
 _LONG = 300
 
@@ -177,10 +174,7 @@ def cli(
     place: Place,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Cli:
-    rows = ", ".join(f"({number}, 'name {number}')" for number in range(ROWS))
-    mysql_server.session(
-        database, "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", f"INSERT INTO t VALUES {rows}"
-    )
+    make_table(mysql_server, database)
     settings: dict[str, Any] = {"state": {"conn_id": "books"}} if "AIRFLOW_CONN_BOOKS" in place.env else {}
     cli = Cli(
         tmp_path,
@@ -201,16 +195,16 @@ def cli(
 def test_a_part_is_killed(cli: Cli, place: Place, mysql_server: MySQLServer, database: str, part: str) -> None:
     """While a chunk group is read, and again while a stream runs."""
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read, cli, 1)
+        reading = pool.submit(read, cli.file)
         wait_until_reading(cli)
         place.kill[part]()
         error = reading.exception(_LONG)  # there is none if Spark itself has begun the part again
         assert error is None or isinstance(error, TransientError), error
     place.restart.get(part, lambda: None)()
     if error is not None:
-        read(cli, 2)
+        read(cli.file, 2)
     copied = Copy(cli, mysql_server, database)
-    epoch = copied.follow(None)
+    epoch = follow(cli).epoch
     epoch = copied.change_until_applied(1, epoch)
     place.kill[part]()
     place.restart.get(part, lambda: None)()
@@ -219,11 +213,6 @@ def test_a_part_is_killed(cli: Cli, place: Place, mysql_server: MySQLServer, dat
     copied.stop()
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))
     assert not drivers()
-
-
-def read(cli: Cli, try_number: int) -> None:
-    """Run the task that reads all chunk groups."""
-    CdcSnapshotOperator(task_id="read", pipeline=str(cli.file), groups=[0, 1]).execute(task("read", try_number))
 
 
 def wait_until_reading(cli: Cli) -> None:
@@ -238,20 +227,6 @@ class Copy:
 
     def __init__(self, cli: Cli, server: MySQLServer, database: str) -> None:
         self.cli, self.server, self.database = cli, server, database
-
-    def follow(self, event: dict[str, Any] | None) -> int:
-        """Let the stream's task find or start a stream, until it defers.
-
-        :returns: number of the epoch.
-        """
-        operator = CdcStreamOperator(task_id="stream", pipeline=str(self.cli.file), deferrable=True)
-        with pytest.raises(TaskDeferred) as deferred:
-            if event is None:
-                operator.execute(task("stream"))
-            else:
-                operator.resume(task("stream"), event)
-        trigger: Any = deferred.value.trigger
-        return int(trigger.epoch)
 
     def change_until_applied(self, value: int, epoch: int) -> int:
         """Change a row, and wait until the copy has it; if the stream was lost meanwhile, the task starts the next.
@@ -268,7 +243,7 @@ class Copy:
                 assert run is not None and run.epoch == epoch
                 if run.state != "running" or context.liveness.is_alive(run) is False:
                     verdict = "lost" if run.state == "running" else run.state
-                    epoch = self.follow({"epoch": epoch, "found": False, "verdict": verdict})
+                    epoch = follow(self.cli, {"epoch": epoch, "found": False, "verdict": verdict}).epoch
                 time.sleep(0.5)
         return epoch
 

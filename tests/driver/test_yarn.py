@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pyspark
 import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException
-from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_provider_cdc import CdcSnapshotOperator, CdcStreamOperator
 from airflow_provider_cdc.model.errors import TransientError, UnexpectedError
 from airflow_provider_cdc.preflight.check_result import run_check
 from airflow_provider_cdc.preflight.cluster import check_cluster
 from airflow_provider_cdc.verify.run import verify_tables
-from tests import ROOT
 from tests.support.cli import Cli
+from tests.support.cluster_tasks import (
+    ROWS,
+    Canary,
+    die_at,
+    follow,
+    make_table,
+    read,
+    snapshot_operator,
+    stream_operator,
+    task_context,
+)
 from tests.support.postgres import Postgres
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 from tests.support.yarn import Yarn
 
 pytestmark = [pytest.mark.spark]
-
-ROWS = 60
 
 
 @pytest.fixture
@@ -47,10 +45,7 @@ def cli(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Cli:
     """A pipeline whose drivers run in the cluster."""
-    rows = ", ".join(f"({number}, 'name {number}')" for number in range(ROWS))
-    mysql_server.session(
-        database, "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", f"INSERT INTO t VALUES {rows}"
-    )
+    make_table(mysql_server, database)
     state_server.execute("DROP OWNED BY CURRENT_USER", database="bookkeeping")
     cli = Cli(
         tmp_path,
@@ -69,64 +64,6 @@ def cli(
     return cli
 
 
-def task(name: str, try_number: int = 1) -> Any:
-    """What Airflow gives a try of a task."""
-    pushed: dict[str, Any] = {}
-    ti = SimpleNamespace(dag_id="d", run_id="r", task_id=name, map_index=0, max_tries=3, try_number=try_number)
-    ti.xcom_push = lambda key, value: pushed.update({key: value})
-    ti.pushed = pushed
-    return {"ti": ti}
-
-
-def read_file(file: str, try_number: int = 1) -> dict[str, Any]:
-    """Run the task that reads all chunk groups."""
-    operator = CdcSnapshotOperator(task_id="read", pipeline=file, groups=[0, 1])
-    result: dict[str, Any] = operator.execute(task("read", try_number))
-    return result
-
-
-def read(cli: Cli, try_number: int = 1) -> dict[str, Any]:
-    return read_file(str(cli.file), try_number)
-
-
-class Canary:
-    """Looks for secrets in the command lines and environments of all processes, until the end of the block."""
-
-    def __init__(self, *secrets: str) -> None:
-        self._secrets, self._over, self.found = [secret.encode() for secret in secrets], threading.Event(), set[str]()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self) -> Canary:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        own = os.getpid()
-        while not self._over.wait(0.1):
-            for entry in Path("/proc").iterdir():
-                if entry.name.isdigit() and int(entry.name) != own:
-                    for name in ("cmdline", "environ"):
-                        with suppress(OSError):
-                            data = (entry / name).read_bytes()
-                            if any(secret in data for secret in self._secrets):
-                                self.found.add(f"{name} of {(entry / 'cmdline').read_bytes()[:200]!r}")
-
-    def files(self, *folders: Path) -> set[str]:
-        """Return the names of all files that contain a secret."""
-        found = set()
-        for folder in folders:
-            for path in folder.rglob("*"):
-                with suppress(OSError):
-                    data = path.read_bytes() if path.is_file() else b""
-                    if any(secret in data for secret in self._secrets):
-                        found.add(path.name)
-        return found
-
-
 def test_a_snapshot(
     cli: Cli,
     yarn: Yarn,
@@ -138,7 +75,7 @@ def test_a_snapshot(
     before, canary = len(yarn.applications()), Canary(cdc_user["password"])
     # The test's own process has it in its environment, as a task of Airflow has; what it starts must not.
     with canary:
-        result = read(cli)
+        result = read(cli.file)
     assert result["rows"] == ROWS and [group["outcome"] for group in result["groups"]] == ["published"] * 2
     (app,) = yarn.applications()[before:]
     assert app["applicationTags"].startswith("airflow-cdc-") and app["applicationType"] == "SPARK"
@@ -172,7 +109,7 @@ def test_a_cluster_without_the_package(cli: Cli, yarn: Yarn, capsys: pytest.Capt
     cli.value["spark"]["conf"]["spark.yarn.jars"] = f"local:{Path(pyspark.__file__).parent}/jars/*"
     cli.write()
     with pytest.raises(UnexpectedError, match=r"ended without a result: .* is FAILED: .*exited with 3.*See its log"):
-        read(cli)
+        read(cli.file)
     assert "no module named airflow_provider_cdc" in capsys.readouterr().out
 
 
@@ -182,7 +119,7 @@ def test_a_queue_without_room(
 ) -> None:
     """The driver waits, the task's log says why, and nothing is left when the task is killed."""
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_YARN", yarn.connection(queue="full"))
-    operator = CdcSnapshotOperator(task_id="read", pipeline=str(cli.file), groups=[0, 1])
+    operator = snapshot_operator(cli.file)
     said = ""
 
     def says_why() -> bool:
@@ -191,7 +128,7 @@ def test_a_queue_without_room(
         return "is ACCEPTED" in said
 
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(operator.execute, task("read"))
+        running = pool.submit(operator.execute, task_context("read"))
         wait_for("the reason", says_why, 120)
         operator.on_kill()
         assert isinstance(running.exception(120), TransientError)
@@ -207,7 +144,7 @@ def test_a_queue_that_takes_nothing(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_YARN", yarn.connection(queue=queue))
     with pytest.raises(AirflowFailException, match=words) as error:
-        read(cli)
+        read(cli.file)
     assert "\n" not in str(error.value) and "Check the queue of the Spark connection" in str(error.value)
     with cli.opened() as (_, store):
         assert store.live_drivers("p") == []
@@ -224,32 +161,17 @@ def test_no_driver_is_created_before_its_row(cli: Cli, yarn: Yarn, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(DriverRecords, "create_driver", fail)
         with pytest.raises(TransientError, match="no state database"):
-            read(cli)
+            read(cli.file)
     assert len(yarn.applications()) == before
-
-
-#: A try of the task in a process of its own, which a failpoint kills.
-TRY = """
-from tests.driver.test_yarn import read_file
-read_file({file!r})
-"""
-
-
-def die(cli: Cli, failpoint: str) -> None:
-    """Run a try of the task that is killed at a failpoint."""
-    env = {**os.environ, "CDC_FAILPOINT": failpoint}
-    command = [sys.executable, "-c", TRY.format(file=str(cli.file))]
-    run = subprocess.run(command, cwd=ROOT, env=env, start_new_session=True, capture_output=True, text=True)
-    assert run.returncode == -signal.SIGKILL, run.stderr
 
 
 def test_a_retry_adopts_what_a_dead_try_has_submitted(cli: Cli, yarn: Yarn) -> None:
     before = len(yarn.applications())
-    die(cli, "driver.submitted")
+    die_at(cli, "driver.submitted")
     with cli.opened() as (_, store):
         (left,) = store.live_drivers("p")
         assert left.state == "wanted"
-        result = read(cli, try_number=2)
+        result = read(cli.file, try_number=2)
         now = store.driver(left.id)
     assert result["rows"] == ROWS and now is not None and now.state == "ended"
     (app,) = yarn.applications()[before:]
@@ -259,10 +181,10 @@ def test_a_retry_adopts_what_a_dead_try_has_submitted(cli: Cli, yarn: Yarn) -> N
 @pytest.mark.long
 def test_a_retry_after_a_try_that_died_before_it_submitted(cli: Cli, yarn: Yarn) -> None:
     before = len(yarn.applications())
-    die(cli, "driver.row_written")
+    die_at(cli, "driver.row_written")
     with cli.opened() as (_, store):
         (left,) = store.live_drivers("p")
-        assert read(cli, try_number=2)["rows"] == ROWS
+        assert read(cli.file, try_number=2)["rows"] == ROWS
         now = store.driver(left.id)
         assert now is not None and now.outcome is not None and "error" in now.outcome
     (app,) = yarn.applications()[before:]
@@ -275,9 +197,9 @@ def test_a_driver_that_is_killed(cli: Cli, yarn: Yarn, how: str) -> None:
     """A retry reads what is missing, and the copy is equal."""
     cli.value["snapshot"]["max_rows_per_second"] = 2
     cli.write()
-    operator = CdcSnapshotOperator(task_id="read", pipeline=str(cli.file), groups=[0, 1])
+    operator = snapshot_operator(cli.file)
     with cli.opened() as (_, store), ThreadPoolExecutor(1) as pool:
-        running = pool.submit(operator.execute, task("read"))
+        running = pool.submit(operator.execute, task_context("read"))
         wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
         if how == "the container":
             yarn.kill_driver()
@@ -297,19 +219,8 @@ def test_a_driver_that_is_killed(cli: Cli, yarn: Yarn, how: str) -> None:
         wait_for("its processes end", lambda: not yarn.container_processes(), 120)
     cli.value["snapshot"]["max_rows_per_second"] = None
     cli.write()
-    assert read(cli, try_number=2)["rows"] <= ROWS
+    assert read(cli.file, try_number=2)["rows"] <= ROWS
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))
-
-
-def follow(cli: Cli, event: dict[str, Any] | None = None, **arguments: Any) -> TaskDeferred:
-    """Let the stream's task find or start a stream, until it defers."""
-    operator = CdcStreamOperator(task_id="stream", pipeline=str(cli.file), deferrable=True)
-    with pytest.raises(TaskDeferred) as deferred:
-        if event is None:
-            operator.execute(task("stream"))
-        else:
-            operator.resume(task("stream"), event, **arguments)
-    return deferred.value
 
 
 @pytest.mark.long
@@ -325,7 +236,7 @@ def test_a_stream(
     monkeypatch.setenv("AIRFLOW_IS_K8S_EXECUTOR_POD", "True")  # it outlives the pods of its tasks
     cli.snapshot()
     before = len(yarn.applications())
-    first = follow(cli).trigger
+    first = follow(cli)
     assert first.epoch == 1 and not first.found
 
     def wait_until_applied(epoch: int) -> None:
@@ -334,20 +245,20 @@ def test_a_stream(
 
     mysql_server.execute(f"INSERT INTO {database}.t VALUES (1000, 'a')")
     wait_until_applied(1)
-    again = follow(cli).trigger
+    again = follow(cli)
     assert again.found and again.epoch == 1 and len(yarn.applications()) == before + 1
     yarn.kill_driver()
     mysql_server.execute(f"INSERT INTO {database}.t VALUES (1001, 'b')")
     with cli.opened() as (context, store):
         assert context.liveness.wait_until_known(store, "p")[1] is False
-        second = follow(cli, {"epoch": 1, "found": False, "verdict": "lost"}).trigger
+        second = follow(cli, {"epoch": 1, "found": False, "verdict": "lost"})
         assert second.epoch == 2 and not second.found
         assert re.search("epoch 1 on .* was lost.*application_.* is FAILED", capsys.readouterr().out)
         wait_until_applied(2)
         store.request_stop("p")
         wait_for("the stream ends", lambda: store.newest_epoch("p").state == "stopped", 120)  # type: ignore[union-attr]
-        operator = CdcStreamOperator(task_id="stream", pipeline=str(cli.file), deferrable=True)
-        result = operator.resume(task("stream"), {"epoch": 2, "found": False, "verdict": "stopped"})
+        operator = stream_operator(cli.file)
+        result = operator.resume(task_context("stream"), {"epoch": 2, "found": False, "verdict": "stopped"})
         assert result["state"] == "stopped"
         wait_for("its driver has ended", lambda: not store.live_drivers("p")[1:], 60)
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))

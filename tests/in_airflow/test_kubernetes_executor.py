@@ -20,7 +20,6 @@ from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.spark.kubernetes_pods import pod_name
 from airflow_provider_cdc.state import ChunkGroupRow, StateDatabase
 from tests.driver.test_kubernetes import spark_connection
-from tests.support.airflow_client import PATIENCE
 from tests.support.airflow_processes import Airflow
 from tests.support.kubernetes import Kubernetes
 from tests.support.oracle import compare_database
@@ -51,17 +50,20 @@ class Pods:
     database: str
     lake: Path
 
+    def live(self) -> list[Any]:
+        """Return the pods that have not ended: Airflow keeps those that have failed."""
+        return [pod for pod in self.kubernetes.pods() if pod.status.phase not in ("Succeeded", "Failed")]
+
     def workers(self, task: str = "") -> list[Any]:
-        """Return the pods of tasks, or those of one task."""
-        found = [pod for pod in self.kubernetes.pods() if "dag_id" in pod.metadata.labels]
+        """Return the live pods of tasks, or those of one task."""
+        found = [pod for pod in self.live() if "dag_id" in pod.metadata.labels]
         return [pod for pod in found if pod.metadata.annotations["task_id"] == task or not task]
 
     def drivers(self) -> list[str]:
-        """Return the names of the pods of drivers that have not ended."""
-        phases = {pod.metadata.name: pod.status.phase for pod in self.kubernetes.pods()}
-        return [name for name, phase in phases.items() if name.startswith("airflow-cdc-") and phase == "Running"]
+        """Return the names of the live pods of drivers."""
+        return [pod.metadata.name for pod in self.live() if pod.metadata.name.startswith("airflow-cdc-")]
 
-    def wait(self, what: str, condition: Any, seconds: float = PATIENCE) -> None:
+    def wait(self, what: str, condition: Any, seconds: float = 120) -> None:
         try:
             wait_for(what, condition, seconds, 0.3)
         except TimeoutError as error:
@@ -162,7 +164,7 @@ def test_a_pipeline(pods: Pods) -> None:
     run = client.trigger("pods")
 
     # While both chunk groups are read, the worker of one is deleted, and that of the other one is killed.
-    pods.wait("both groups", lambda: [row.state for row in groups(store)] == ["running"] * 2, PATIENCE)
+    pods.wait("both groups", lambda: [row.state for row in groups(store)] == ["running"] * 2)
     drivers = {row.requester.rpartition("/")[2]: row.id for row in store.live_drivers("pods")}
     assert sorted(pods.drivers()) == sorted(map(pod_name, drivers.values())) and sorted(drivers) == ["0", "1"]
     deleted, killed = (pods.worker("pods.snapshot", index).metadata for index in (0, 1))
@@ -176,7 +178,7 @@ def test_a_pipeline(pods: Pods) -> None:
 
     # The stream's task defers, and its pod is gone; the driver goes on in its own one.
     client.wait_state("pods", run, "pods.stream", "deferred")
-    pods.wait("the pods of all tasks are gone", lambda: not pods.workers())
+    pods.wait("the pods of all tasks end", lambda: not pods.workers())
     (driver,) = pods.drivers()
     pods.change(1, 1, "INSERT INTO t VALUES (1000, 'late')")
     assert client.task_instance("pods", run, "pods.stream").state == "deferred"
@@ -194,7 +196,7 @@ def test_a_pipeline(pods: Pods) -> None:
 
     client.wait_run("pods_verify", client.trigger("pods_verify"))
     pods.assert_equal()
-    pods.wait("all pods are gone", lambda: not pods.kubernetes.pods())
+    pods.wait("all pods end", lambda: not pods.live())
 
 
 def groups(store: StateDatabase) -> list[ChunkGroupRow]:
