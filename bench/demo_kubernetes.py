@@ -21,14 +21,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import create_engine, delete
-
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
 from airflow_provider_cdc.spark.kubernetes_pods import PIPELINE_LABEL, pod_name
 from airflow_provider_cdc.state import EpochRow
-from airflow_provider_cdc.state.models import Base
 from bench.kubernetes_site import SETTINGS, StorePlace, connect_cluster, make_pipeline, start_locally
 from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, ignore_signals, perform
 from bench.shop import TABLES
@@ -188,12 +185,7 @@ class Demo:
             self.api.delete_namespaced_pod(pod.metadata.name, self.namespace, grace_period_seconds=0)
         self.server.execute(f"DROP DATABASE IF EXISTS {self.name}")
         open_storage(os.environ["SINK"], self.context.access).delete_folder(self.name)
-        engine = create_engine(self.context.state_url)
-        with engine.begin() as connection:
-            for table in reversed(Base.metadata.sorted_tables):
-                if "pipeline" in table.c:
-                    connection.execute(delete(table).where(table.c.pipeline == self.name))
-        engine.dispose()
+        self.store.delete_pipeline(self.name)
 
 
 def task_context(name: str, try_number: int = 1) -> Any:

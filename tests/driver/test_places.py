@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.state.control_requests import RESNAPSHOT
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.cluster_tasks import ROWS, follow, make_table, read
@@ -193,7 +194,7 @@ def cli(
 
 @pytest.mark.parametrize(("where", "part"), [(where, part) for where, parts in PARTS.items() for part in parts])
 def test_a_part_is_killed(cli: Cli, place: Place, mysql_server: MySQLServer, database: str, part: str) -> None:
-    """While a chunk group is read, and again while a stream runs."""
+    """While a chunk group is read, again while a stream runs, and again while it re-snapshots the table."""
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read, cli.file)
         wait_until_reading(cli)
@@ -210,6 +211,11 @@ def test_a_part_is_killed(cli: Cli, place: Place, mysql_server: MySQLServer, dat
     place.restart.get(part, lambda: None)()
     for value in (2, 3):
         epoch = copied.change_until_applied(value, epoch)
+    again = copied.ask_to_resnapshot()
+    place.kill[part]()
+    place.restart.get(part, lambda: None)()
+    epoch = copied.change_until_applied(4, epoch)
+    copied.supervise("the re-snapshot", lambda: copied.request_state(again) == "done", epoch)
     copied.stop()
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))
     assert not drivers()
@@ -229,16 +235,22 @@ class Copy:
         self.cli, self.server, self.database = cli, server, database
 
     def change_until_applied(self, value: int, epoch: int) -> int:
-        """Change a row, and wait until the copy has it; if the stream was lost meanwhile, the task starts the next.
+        """Change a row, and wait until the copy has it.
 
-        :returns: number of the epoch that has applied it.
+        :returns: as :meth:`supervise`.
         """
         self.server.execute(f"INSERT INTO {self.database}.t VALUES ({1000 + value}, 'later')")
-        wanted = ROWS + value
+        return self.supervise(f"change {value}", lambda: self.count() >= ROWS + value, epoch)
+
+    def supervise(self, what: str, condition: Callable[[], bool], epoch: int) -> int:
+        """Wait for something that the stream does; if it is lost meanwhile, its task starts the next.
+
+        :returns: number of the last epoch.
+        """
         deadline = time.monotonic() + _LONG
         with self.cli.opened() as (context, store):
-            while self.count() < wanted:
-                assert time.monotonic() < deadline, f"change {value} has not come"
+            while not condition():
+                assert time.monotonic() < deadline, f"there is no end of {what}"
                 run = store.newest_epoch("p")
                 assert run is not None and run.epoch == epoch
                 if run.state != "running" or context.liveness.is_alive(run) is False:
@@ -246,6 +258,23 @@ class Copy:
                     epoch = follow(self.cli, {"epoch": epoch, "found": False, "verdict": verdict}).epoch
                 time.sleep(0.5)
         return epoch
+
+    def ask_to_resnapshot(self) -> int:
+        """Ask the stream to re-snapshot the table, and wait until it has begun.
+
+        :returns: number of the request.
+        """
+        with self.cli.opened() as (_, store):
+            request = store.add_request("p", RESNAPSHOT, f"{self.database}.t", "the test")
+        wait_for("the re-snapshot begins", lambda: self.request_state(request) == "taken", _LONG)
+        time.sleep(2)  # it reads for a quarter of a minute
+        return request
+
+    def request_state(self, number: int) -> str:
+        with self.cli.opened() as (_, store):
+            request = store.request("p", number)
+            assert request is not None
+            return request.state
 
     def count(self) -> int:
         copy = open_copy(self.cli.sink / self.database / "t")

@@ -16,6 +16,7 @@ import yaml
 
 from tests import ROOT
 from tests.support.postgres import Postgres
+from tests.support.processes import remove_folder, temporary_folder
 from tests.support.s3 import s3_server
 from tests.support.servers import MySQLServer
 
@@ -98,9 +99,11 @@ def test_in_a_cluster_that_it_is_given(kubernetes: Kubernetes, tmp_path: Path) -
 @pytest.mark.kubernetes
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
-def test_in_a_cluster_that_it_starts(tmp_path: Path) -> None:
-    assert_story(run_demo(tmp_path, {}))
-    assert list(tmp_path.iterdir()) == []
+def test_in_a_cluster_that_it_starts() -> None:
+    folder = temporary_folder("cdc-demo-")  # pytest's own is too long for the sockets of containerd
+    assert_story(run_demo(folder, {}))
+    assert list(folder.iterdir()) == []
+    remove_folder(folder)
 
 
 def test_settings_that_lack(tmp_path: Path) -> None:
