@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -249,17 +250,19 @@ def test_a_driver_that_is_ended(cli: Cli, kubernetes: Kubernetes, how: str) -> N
 
 def kill_in_pod(kubernetes: Kubernetes, pod: str, words: str) -> None:
     """Send SIGKILL to a process of a pod, from outside: its first process cannot be killed from inside."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                environment = (entry / "environ").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if words in command and f"CDC_DRIVER_POD={kubernetes.namespace}/{pod}/" in environment:
-                found.append(int(entry.name))
-    assert found, f"no process of {pod} has {words} in its command line"
+    found: list[int] = []
+
+    def look() -> bool:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with suppress(OSError):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    environment = (entry / "environ").read_bytes().decode(errors="replace")
+                    if words in command and f"CDC_DRIVER_POD={kubernetes.namespace}/{pod}/" in environment:
+                        found.append(int(entry.name))
+        return bool(found)
+
+    wait_for(f"a process of {pod} with {words} in its command line", look, 60)
     os.kill(min(found), signal.SIGKILL)
 
 
