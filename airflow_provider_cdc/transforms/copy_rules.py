@@ -151,7 +151,7 @@ class CopyRules:
                 f"column {gone[0]} of {table.label} is gone, whose values transforms.columns changes or leaves out, "
                 f"and column {added[0]} is new, which may have its values",
                 f"Give {added[0]} a policy in transforms.columns; or, if its values may be copied as they are, let no "
-                f"pattern there match {gone[0]}",
+                f"pattern there match {gone[0]}. If no stream has begun yet, also start with a fresh sink.path",
                 table=table.label,
             )
         return current
