@@ -68,6 +68,8 @@ def start_locally(screen: Screen, folder: Path, stack: ExitStack) -> None:
         cluster = stack.enter_context(Kubernetes())
     with screen.phase("servers", "Starting MySQL, and PostgreSQL for the state database"):
         server, books = stack.enter_context(MySQLServer()), stack.enter_context(Postgres(["bookkeeping"]))
+        user = server.create_cdc_user("cdc_demo")
+        server.execute(r"GRANT ALL ON `cdc\_demo\_%%`.* TO %s@'%%'", (user["user"],))
     lake = opened("s3", screen, folder, stack)
     pod = cluster.pod_template(memory="2Gi", cpu="500m")
     files = {"KUBECONFIG": cluster.kubeconfig("airflow"), "POD_TEMPLATE": pod}
@@ -80,7 +82,7 @@ def start_locally(screen: Screen, folder: Path, stack: ExitStack) -> None:
         "CONTEXT": "airflow",
         "NAMESPACE": cluster.namespace,
         "POD_PYTHON": sys.executable,
-        "AIRFLOW_CONN_CDC_SOURCE": server.uri(),
+        "AIRFLOW_CONN_CDC_SOURCE": server.uri(**user),
         "AIRFLOW_CONN_CDC_STATE": books.uri(),
         "SINK": lake.path,
     }
