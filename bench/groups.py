@@ -32,7 +32,7 @@ ONE = "one group per task"
 def read_snapshot(cli: Cli, per_task: int) -> tuple[float, float]:
     """Read all groups, one task after the other; seconds and CPU seconds."""
     with cli.opened() as (context, store):
-        groups = sorted(context.ensure_plan(store).groups())
+        groups = sorted(context.plans.ensure(store).groups())
     cpu, began = 0.0, time.monotonic()
     for first in range(0, len(groups), per_task):
         cpu += _run_driver(context, groups[first : first + per_task])

@@ -128,7 +128,7 @@ def measure(file: str, change: Callable[[], None]) -> dict[str, Any]:
         store = context.open_state_database()
     with closing(store):
         with meter.step("plan"):
-            plan = context.ensure_plan(store)
+            plan = context.plans.ensure(store)
         with meter.step("track and publish"):
             run_snapshot(context, store, plan, partial(write_slices, rows=ROWS, seconds=0.5))
         with meter.step("`status`"):
@@ -154,7 +154,7 @@ def measure(file: str, change: Callable[[], None]) -> dict[str, Any]:
     for part in (Path(pipeline.sink.path) / "_cdc").rglob("bookkeeping.db*"):
         part.unlink()
     with meter.step("rebuild the state database"), closing(context.open_state_database()) as store:
-        assert adopt_published_groups(context, store, context.require_plan())
+        assert adopt_published_groups(context, store, context.plans.require())
     counts = {"tables": len(plan.tables), "chunks": len(plan.chunks), "groups": len(plan.groups())}
     return {**counts, "steps": [asdict(step) for step in meter.steps], "page bytes": max(first, again)}
 

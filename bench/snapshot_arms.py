@@ -69,7 +69,7 @@ def own_on_spark(chunk_rows: int, sink: str = "delta") -> Iterator[Arm]:
 
     def run(database: str, folder: Path) -> None:
         with _pipeline(database, folder, chunk_rows, sink).opened() as (context, store):
-            run_snapshot(context, store, context.ensure_plan(store), spark_runner(spark, print))
+            run_snapshot(context, store, context.plans.ensure(store), spark_runner(spark, print))
 
     try:
         yield run

@@ -80,7 +80,7 @@ def main() -> None:
         settings = {"group_rows": _GROUP_ROWS, "chunk_rows": _GROUP_ROWS}
         cli = Cli(folder, server, "shop.customer", snapshot=settings)
         with cli.opened() as (context, store):
-            groups = iter(sorted(context.ensure_plan(store).groups()))
+            groups = iter(sorted(context.plans.ensure(store).groups()))
         for number in range(rounds):
             if "cold" in kinds:  # else the cache folder of the user is used
                 os.environ["XDG_CACHE_HOME"] = str(folder / f"cache-{number}")

@@ -44,7 +44,7 @@ def _verify(cli: Cli) -> None:
 def _told(cli: Cli) -> Any:
     from airflow_provider_cdc.verify.task import RowHasher
 
-    (table,) = cli.context.require_plan().tables
+    (table,) = cli.context.plans.require().tables
     return RowHasher(tuple(c.name for c in table.copied_columns), table.key, (1, 2))
 
 
@@ -54,7 +54,7 @@ def _source(cli: Cli) -> None:
     from airflow_provider_cdc.verify.task import RowCollector
 
     context, told = cli.context, _told(cli)
-    plan = context.require_plan()
+    plan = context.plans.require()
     lineage = context.resume_state(plan)[1]
     source = TableSource(context, plan.tables[0], plan.definitions_for(lineage)[0], lineage, LoadLimits())
     source.read_chunks(plan.chunks, lambda: RowCollector(told))
@@ -65,7 +65,7 @@ def _sink(cli: Cli) -> None:
     from tests.support.delta import delta_table
 
     context, told = cli.context, _told(cli)
-    files, _ = delta_table(context, context.require_plan().tables[0]).plan_scan()
+    files, _ = delta_table(context, context.plans.require().tables[0]).plan_scan()
     run_scans_in_threads([SinkScan(share, told) for share in split_evenly(files, 32)])
 
 
@@ -77,7 +77,7 @@ def _by_mysql(expression: str) -> Callable[[Cli], None]:
         from airflow_provider_cdc.mysql.client.session import connect, query_rows
 
         context = cli.context
-        plan = context.require_plan()
+        plan = context.plans.require()
         (table,) = plan.tables
 
         def read(worker: int) -> None:

@@ -51,7 +51,7 @@ class OpenLineageMixin:
         from airflow.providers.openlineage.extractors import OperatorLineage
 
         run_context = make_run_context(self.pipeline, self.log)
-        plan = run_context.load_plan()
+        plan = run_context.plans.load()
         if plan is None:
             return OperatorLineage()
         tables = [plan.tables[index] for index in sorted(self.table_indexes(plan))]

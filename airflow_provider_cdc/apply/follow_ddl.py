@@ -83,7 +83,7 @@ def follow_ddl(context: RunContext, store: StateDatabase, plan: Plan, applier: A
         context.storage, context.layout.definition(plan.generation, index, amendment.seq), amendment.to_json()
     )
     failpoint("definition.after_write")
-    renewed = context.require_plan()
+    renewed = context.plans.require()
     apply_pending_amendments(context, renewed, index, applier.fence)
     message = f"{_statement_type(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
     message += describe_change(plan.tables[index], change.definition, change.columns)
@@ -172,7 +172,7 @@ def tolerate_concurrent_ddl(context: RunContext, plan: Plan) -> Iterator[None]:
     try:
         yield
     except TerminalError as error:
-        if type(error) is TerminalError and context.require_plan().tables != plan.tables:
+        if type(error) is TerminalError and context.plans.require().tables != plan.tables:
             raise TransientError("the stream has followed a DDL in the meantime", "Run again") from error
         raise
 

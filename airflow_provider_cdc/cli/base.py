@@ -125,7 +125,7 @@ def open_for_run(
         for result in require_preflight(context):
             context.warn(str(result))
         if need_snapshot:
-            context.require_plan()
+            context.plans.require()
         with closing(context.open_state_database()) as store:
             if not allow_stream:
                 context.liveness.refuse_if_running(store, context.pipeline.name)

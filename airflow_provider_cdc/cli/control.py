@@ -23,7 +23,7 @@ def open_for_request(path: str, by: str | None) -> Iterator[tuple[RunContext, St
     from airflow_provider_cdc.stream.control import os_user
 
     with open_context(path) as context:
-        context.require_plan()
+        context.plans.require()
         with closing(context.open_state_database()) as store:
             yield context, store, by or os_user()
 

@@ -51,8 +51,8 @@ def plan(path: str, as_json: bool) -> None:
     with open_context(path) as context:
         for result in require_preflight(context, spark=False):
             context.warn(str(result))
-        recorded_plan = context.load_plan()
-        shown_plan = recorded_plan or context.new_plan(1)
+        recorded_plan = context.plans.load()
+        shown_plan = recorded_plan or context.plans.make(1)
         with closing(connect(context.connect_args)) as connection:
             snapshot_forecast = forecast_snapshot(context, connection, [t.id for t in shown_plan.tables], None)
         if as_json:

@@ -121,7 +121,7 @@ def _run_snapshot(context: RunContext, store: StateDatabase, spark: SparkSession
 
     plan = replan_if_purged(context, store)
     run_snapshot(context, store, plan, spark_runner(spark, context.warn), snapshot_observer)
-    for totals in table_totals(context, context.refresh_plan(plan)):
+    for totals in table_totals(context, context.plans.refresh(plan)):
         context.reporter.line(str(totals))
 
 

@@ -291,7 +291,7 @@ def _run_groups(context: RunContext, request: DriverRequest) -> dict[str, Any]:
         results = run_groups(
             context,
             store,
-            context.ensure_plan(store),
+            context.plans.ensure(store),
             request.groups,
             _job_runner(context, spark),
             holder=request.holder,
@@ -398,7 +398,7 @@ def _run_stream(context: RunContext, request: DriverRequest) -> dict[str, Any]:
     has_spark = isinstance(context.cluster, YarnCluster)  # which has started it
     for finding in require_preflight(context, spark=not has_spark):
         context.warn(str(finding))
-    context.require_plan()
+    context.plans.require()
     with closing(context.open_state_database()) as store:
         context.liveness.refuse_if_running(store, context.pipeline.name)
         spark, address = _start_spark(context)

@@ -67,7 +67,7 @@ def explain_row(context: RunContext, label: str, texts: Sequence[str]) -> Explan
     :raises NotReadyError: if the pipeline has no such table, the table has no key, or the values are not a valid key.
     :raises TransientError: if the source cannot be reached.
     """
-    plan = context.require_plan()
+    plan = context.plans.require()
     index = find_table_index(context, plan, label)
     table = plan.tables[index]
     if not table.key:

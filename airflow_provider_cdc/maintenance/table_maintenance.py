@@ -65,7 +65,7 @@ def maintain_tables(context: RunContext, runner: CompactionRunner, *, purge: boo
     :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
     :raises CdcError: the error of the first table that fails, after all others were processed.
     """
-    plan, results = context.require_plan(), []
+    plan, results = context.plans.require(), []
     open_tables, errors = open_sink_tables(context, plan), list[CdcError]()
     # The state of a suspended table may be undefined. One that was emptied has old files to delete.
     for index in sorted([*plan.active_tables, *list_emptied_copies(context, plan)]):

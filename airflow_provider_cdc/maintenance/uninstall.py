@@ -68,7 +68,7 @@ def find_pipeline_data(context: RunContext, store: StateDatabase | None) -> Pipe
     :raises AlreadyRunningError: if a stream or a snapshot is running.
     """
     name, layout, storage = context.pipeline.name, context.layout, context.storage
-    plan = context.load_plan()
+    plan = context.plans.load()
     if store is not None:
         context.liveness.refuse_if_running(store, name)
         if plan is not None and (active_group := find_active_reader(store, plan)) is not None:

@@ -265,7 +265,7 @@ def _snapshot_view(context: RunContext, store: StateDatabase, plan: Plan) -> Dri
     stream = store.newest_epoch(plan.pipeline)
     if stream is not None and stream.state == "running":
         return None
-    plan = context.refresh_plan(plan)
+    plan = context.plans.refresh(plan)
     groups = {row.group_no: row.state for row in store.groups(plan.pipeline, plan.generation)}
     snapshot = store.snapshot(plan.pipeline, plan.generation)
     complete = snapshot is not None and snapshot.state == "done"

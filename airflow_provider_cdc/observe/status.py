@@ -40,7 +40,7 @@ def read_status(context: RunContext) -> dict[str, Any]:
 
     :returns: the object that docs/cli.md describes.
     """
-    plan = context.require_plan()
+    plan = context.plans.require()
     with closing(context.open_state_database()) as store:
         complete, copies = _read_copies(context, store, plan)
         rows = {(row.database, row.table): row for row in store.table_progress(plan.pipeline, plan.generation)}

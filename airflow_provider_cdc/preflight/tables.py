@@ -89,7 +89,7 @@ def _is_in_source(connection: Connection[Any], database: str, table: str) -> boo
 
 def _suspended_tables(context: RunContext) -> set[tuple[str, str]]:
     with suppress(OSError, CdcError):  # reported by another check
-        if (plan := context.load_plan()) is not None:
+        if (plan := context.plans.load()) is not None:
             return {plan.tables[step.table].id for step in plan.suspensions}
     return set()
 
@@ -218,7 +218,7 @@ def _check_retention(
     if context.pipeline.stream.start != SNAPSHOT:
         return
     try:
-        plan = context.load_plan()
+        plan = context.plans.load()
         if context.sink.resume_point().read() is not None:
             return
     except (OSError, NotReadyError):
@@ -245,7 +245,7 @@ def _check_retention(
 
 def _check_plan_changes(context: RunContext, matched: list[tuple[str, str, str]]) -> Iterator[CheckResult]:
     try:
-        plan = context.load_plan()
+        plan = context.plans.load()
     except OSError:
         return  # a sink that cannot be read is reported by another check
     if plan is None:
@@ -259,7 +259,7 @@ def _check_plan_changes(context: RunContext, matched: list[tuple[str, str, str]]
                 "Exclude it in source.exclude if it is not to be copied",
             )
     reaction = "re-snapshots the table" if context.pipeline.stream.on_table_error == SUSPEND else "stops there"
-    for reason in context.find_changed_rules(plan).values():
+    for reason in context.plans.find_changed_rules(plan).values():
         yield CheckResult(
             "warning",
             f"{reason}: the next run of the stream {reaction}",

@@ -164,7 +164,7 @@ def reload_tables(context: RunContext, store: StateDatabase) -> tuple[list[str],
     :raises NotReadyError: if no pattern matches a table.
     :raises TransientError: if the stream ends in the meantime.
     """
-    before = context.require_plan()
+    before = context.plans.require()
     with closing(connect(context.connect_args)) as connection:
         if not find_tables(connection, context.pipeline.captures):
             raise NotReadyError(
@@ -185,7 +185,7 @@ def reload_tables(context: RunContext, store: StateDatabase) -> tuple[list[str],
         time.sleep(_POLL_SECONDS)
     digests = settings_fingerprint(context.pipeline)
     store.update_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADABLE_SETTINGS})
-    after = context.require_plan()
+    after = context.plans.require()
     known = {table.id for table in before.tables}
     added = [table.label for table in after.tables if table.id not in known]
     removed = [

@@ -361,7 +361,7 @@ class ReadPublisher:
         if not write_json_once(context.storage, name, rejoin.to_json()):
             raise TransientError(f"another process is letting table {self._label} rejoin", "Run again")
         failpoint("rejoin.after_write")
-        renewed = context.require_plan()
+        renewed = context.plans.require()
         apply_pending_amendments(context, renewed, index, applier.fence)
         message = self._rejoined_message(rejoin) + describe_change(plan.tables[index], rejoin.schema)
         return self._record_published(message)._replace(plan=renewed)

@@ -37,7 +37,7 @@ def replan_if_purged(context: RunContext, store: StateDatabase) -> Plan:
     :raises TerminalError: if the numbering of the server's binlogs started over.
     """
     _start_new_snapshot_if_purged(context, store)
-    return context.ensure_plan(store)
+    return context.plans.ensure(store)
 
 
 def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> None:
@@ -47,7 +47,7 @@ def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> 
     old snapshot cannot be mistaken for parts of the new one.
     """
     layout, name = context.layout, context.pipeline.name
-    plan = context.load_plan()
+    plan = context.plans.load()
     if plan is None:
         return
     resume_point = context.sink.resume_point()
@@ -74,7 +74,7 @@ def _start_new_snapshot_if_purged(context: RunContext, store: StateDatabase) -> 
     for table in existing:  # a stream that was presumed dead can no longer write
         table.raise_fence(fence)
     failpoint("next_snapshot.after_fence")
-    new_plan = context.new_plan(plan.generation + 1)
+    new_plan = context.plans.make(plan.generation + 1)
     check_same_server(new_plan.p0.server, timeline.server)
     # Numbering continues from the old snapshot: none of its markers is ahead of a new one.
     old_tables, policy = {table.id: table for table in plan.tables}, context.schema_policy

@@ -76,7 +76,7 @@ def run_resnapshot(context: RunContext, store: StateDatabase, label: str, where_
         or the condition is not a range of its key.
     :raises TransientError: if the table keeps being altered, or the stream could not publish the rows.
     """
-    plan = context.require_plan()
+    plan = context.plans.require()
     index = find_table_index(context, plan, label)
     if read_coverage(context, plan, open_sink_tables(context, plan)) is None:
         raise NotReadyError(
@@ -152,7 +152,7 @@ def stage_table(
     :raises NotReadyError: if the table cannot be copied, or the sink cannot replace it.
     :raises TransientError: if the table keeps being altered.
     """
-    label = context.require_plan().tables[index].label
+    label = context.plans.require().tables[index].label
     for feature in (Feature.RESNAPSHOT, Feature.FOLLOW_DDL):
         context.require_feature(feature, f"table {label} is to be re-snapshotted")
     for is_last in (*[False] * (_MAX_TRIES - 1), True):
@@ -170,7 +170,7 @@ def stage_table(
 def _stage_table_once(
     context: RunContext, index: int, run: JobRunner, requested_by_user: bool, by_request: ControlRequestRow | None
 ) -> tuple[ChunkGroup, StagedRead]:
-    plan, chunk_rows = context.require_plan(), context.pipeline.snapshot.chunk_rows
+    plan, chunk_rows = context.plans.require(), context.pipeline.snapshot.chunk_rows
     revision = plan.revision_of(index) + 1
     find_table_index(context, plan, plan.tables[index].label)
     generation_fence(plan, index, revision)  # there is such a revision
@@ -200,7 +200,7 @@ def stage_ranges(
     :raises NotReadyError: if the table can only be re-snapshotted as a whole.
     :raises TransientError: if the stream has not followed the table's last DDL yet, or the table is altered.
     """
-    plan, chunk_rows = context.require_plan(), context.pipeline.snapshot.chunk_rows
+    plan, chunk_rows = context.plans.require(), context.pipeline.snapshot.chunk_rows
     label = plan.tables[index].label
     context.require_feature(Feature.RESNAPSHOT, f"a part of table {label} is to be re-snapshotted")
 

@@ -68,7 +68,7 @@ def suspend_table(
     """
     applier.check_fence()  # the file written below is not fenced
     record_suspensions(context, store, plan, [_suspension_for_error(context, plan, index, error)])
-    return context.require_plan()
+    return context.plans.require()
 
 
 def suspend_on_request(
@@ -92,7 +92,7 @@ def suspend_on_request(
         applier.check_fence()  # the file written below is not fenced
         suspension = make_suspension(context, plan, index, REQUESTED, f"{by} asked for it")
         record_suspensions(context, store, plan, [suspension], by=by)
-        plan = context.require_plan()
+        plan = context.plans.require()
     return (
         plan,
         f"table {label} is suspended at {suspension.at}: {suspension.message}. {suspension_remedy(plan, suspension)}",

@@ -79,6 +79,6 @@ def _find_outcome(group: ChunkGroup, staged: StagedRead) -> ReadOutcome | None:
     if is_pending and not published:
         return None
     read_tables = {entry["table"] for entry in group.read_manifest(staged.attempt)}
-    if (overwritten := explain_overwritten(context.refresh_plan(plan), staged, read_tables)) is not None:
+    if (overwritten := explain_overwritten(context.plans.refresh(plan), staged, read_tables)) is not None:
         raise TerminalError(*overwritten)
     return ReadOutcome(published, "the rows published before stay")

@@ -104,7 +104,7 @@ class ResnapshotWorker(BackgroundLoop):
         Rows that an earlier run has staged for the request are not read again: they wait to be published. Only the
         stream's driver calls this, so nothing is published between the check and the enqueueing.
         """
-        pending = list_pending_reads(self._context, self._context.require_plan())
+        pending = list_pending_reads(self._context, self._context.plans.require())
         with self._lock:
             self._requests[index] = request
             if all(staged.request_id != request.id for staged in pending):
@@ -207,7 +207,7 @@ class ResnapshotWorker(BackgroundLoop):
         """Look for tables that were created, and for missing ones that are back."""
         context = self._context
         try:
-            plan = context.require_plan()
+            plan = context.plans.require()
             new_tables = list(find_new_tables(context, plan))
             returned = self._missing - tables_missing_in_source(context, plan) if self._missing else set()
             returned &= {
@@ -238,7 +238,7 @@ class ResnapshotWorker(BackgroundLoop):
         context = self._context
         label = str(index)
         try:
-            plan = context.require_plan()
+            plan = context.plans.require()
             label = plan.tables[index].label
             if any(staged.scope == TABLE and staged.table == index for staged in list_pending_reads(context, plan)):
                 return  # another process has read it already
@@ -275,7 +275,7 @@ class ResnapshotWorker(BackgroundLoop):
             return
         self._request_tries[request.id] += 1
         try:
-            plan = context.require_plan()
+            plan = context.plans.require()
             run = self._choose_runner(self._table_bytes(plan, index))
             stage_requested(context, index, request.condition, run, request)
             return

@@ -28,7 +28,7 @@ def replan_table(context: RunContext, plan: Plan, error: TableAlteredError) -> N
     :raises NotReadyError: if the table no longer exists, or can no longer be copied.
     """
     index = next((i for i, t in enumerate(plan.tables) if t.label == error.table), None)
-    newest = context.require_plan()
+    newest = context.plans.require()
     if index is None or newest.generation != plan.generation:
         raise error
     table, revision, policy = plan.tables[index], plan.revision_of(index), context.schema_policy

@@ -41,7 +41,8 @@ from airflow_provider_cdc.resnapshot.read import stage_group
 from airflow_provider_cdc.resnapshot.staged_files import allocate_read_number, list_pending_reads, remove_request
 from airflow_provider_cdc.resnapshot.suspension import suspension_remedy
 from airflow_provider_cdc.resnapshot.wait import publish_or_wait
-from airflow_provider_cdc.runtime.run_context import RunContext, mirror_plan
+from airflow_provider_cdc.runtime.plan_store import mirror_plan
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.runtime.server_restarts import record_server_restart
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
 from airflow_provider_cdc.sinks.storage.request_counts import (
@@ -81,7 +82,7 @@ def run_snapshot(
     open_tables = open_sink_tables(context, plan)
     for group in plan.groups():
         run_group(context, store, plan, group, runner, holder="airflow-cdc", open_tables=open_tables, observe=observe)
-    adopt_published_groups(context, store, context.refresh_plan(plan))
+    adopt_published_groups(context, store, context.plans.refresh(plan))
 
 
 def run_group(
@@ -129,14 +130,14 @@ def run_group(
             if is_last:
                 raise
             replan_table(context, plan, error)
-            plan, open_tables = context.refresh_plan(plan), ()
+            plan, open_tables = context.plans.refresh(plan), ()
         except FencedError:
-            newest = context.refresh_plan(plan)
+            newest = context.plans.refresh(plan)
             if is_last or newest is plan:
                 raise
             plan, open_tables = newest, ()  # another process has planned a table again
         except TerminalError as error:
-            newest = context.refresh_plan(plan)
+            newest = context.plans.refresh(plan)
             if is_last or type(error) is not TerminalError or newest.tables == plan.tables:
                 raise
             plan, open_tables = newest, ()  # the definitions have changed meanwhile, so the error may be outdated

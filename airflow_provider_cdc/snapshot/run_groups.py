@@ -102,7 +102,7 @@ def run_groups(
     open_tables = open_sink_tables(context, plan)
     for index, number in enumerate(numbers):
         try:
-            newest = context.refresh_plan(plan)
+            newest = context.plans.refresh(plan)
             if newest is not plan:
                 plan, open_tables = newest, open_sink_tables(context, newest)
             result = run_group(
@@ -124,7 +124,7 @@ def run_groups(
                 raise _failure(failures, numbers, unread=numbers[index + 1 :], cause=cause) from None
             context.warn(f"group {number} failed: {error}. The other groups of the task are read")
             continue
-        _report_result(context, context.refresh_plan(plan), result)
+        _report_result(context, context.plans.refresh(plan), result)
         results.append(result)
     if failures:
         raise _failure(failures, numbers)

@@ -35,7 +35,7 @@ def request_and_wait(context: RunContext, store: StateDatabase, kind: str, table
     :raises NotReadyError: if the pipeline copies no such table, or the stream refuses the request.
     """
     name = context.pipeline.name
-    find_table_index(context, context.require_plan(), table)
+    find_table_index(context, context.plans.require(), table)
     request_id, seen_taken = store.add_request(name, kind, table, by), False
     warn_at = time.monotonic() + _WARN_AFTER_SECONDS
     while True:

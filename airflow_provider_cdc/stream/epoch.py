@@ -236,7 +236,7 @@ class Epoch:
         if error.table is None:
             raise error
         with count_requests_in(self.request_counts):
-            self.plan = self.context.require_plan()  # the error may be about an amendment that was just recorded
+            self.plan = self.context.plans.require()  # the error may be about an amendment that was just recorded
             index = table_to_suspend(self.context, self.plan, error)
             if index is None:
                 raise error
@@ -331,7 +331,7 @@ class Epoch:
         suspensions = plan_removals(self.context, self.plan)
         if suspensions:
             record_suspensions(self.context, self.store, self.plan, suspensions)
-            self.plan = self.context.require_plan()
+            self.plan = self.context.plans.require()
             self.applier.use_plan(self.plan)
             self.needs_new_section = True
         for table in list_addable_tables(self.context, self.store, self.plan):

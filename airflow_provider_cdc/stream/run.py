@@ -81,8 +81,8 @@ def _begin_epoch(
     context.liveness.refuse_if_running(store, pipeline.name)
     if context.storage.is_remote:  # an upgrade of the store, or a new proxy, may have changed its guarantees
         check_storage_guarantees(context.storage, context.layout.pipeline_folder)
-    recorded_plan = context.require_plan()
-    context.refuse_unmatched_rules(recorded_plan)
+    recorded_plan = context.plans.require()
+    context.plans.refuse_unmatched_rules(recorded_plan)
     recorded_plan = add_new_tables(context, store, recorded_plan)
     tables = open_sink_tables(context, recorded_plan)
     context.storage.delete(context.layout.reload_request(recorded_plan.generation))  # it was for the previous epoch
@@ -119,7 +119,7 @@ def _begin_epoch(
             older_epochs_ended = claim_epoch(pipeline.name, resume_point, fence)
             column_errors = {
                 index: NotFollowedError(why, _COLUMN_LISTS_REMEDY, table=plan.tables[index].label)
-                for index, why in context.find_changed_rules(plan).items()
+                for index, why in context.plans.find_changed_rules(plan).items()
             }
             plan = suspend_in_plan(context, plan, {**column_errors, **apply_pending_definitions(context, plan, fence)})
             active_tables = {index: tables[index] for index in plan.active_tables}

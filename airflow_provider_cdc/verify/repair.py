@@ -81,7 +81,7 @@ def repair_tables(
 
 def _overwrite_differences(context: RunContext, store: StateDatabase, verdicts: Sequence[TableComparison]) -> set[str]:
     """Re-snapshot the differences; return the labels of the tables whose rows were overwritten."""
-    plan = context.require_plan()
+    plan = context.plans.require()
     indexes = {table.label: index for index, table in enumerate(plan.tables)}
     repaired_labels = set[str]()
     for verdict in verdicts:

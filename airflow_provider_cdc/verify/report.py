@@ -92,7 +92,7 @@ def record_verdicts(context: RunContext, verdicts: Sequence[TableComparison], by
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        tables = {table.label: table.id for table in context.require_plan().tables}
+        tables = {table.label: table.id for table in context.plans.require().tables}
         values_by_table = {
             tables[verdict.table]: _recorded_values(verdict) for verdict in verdicts if verdict.table in tables
         }

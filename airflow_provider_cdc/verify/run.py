@@ -60,7 +60,7 @@ def verify_tables(
         cannot be read back.
     :raises TransientError: if the source or the sink cannot be reached, or the comparison was interrupted.
     """
-    plan = context.require_plan()
+    plan = context.plans.require()
     _check_ready(context, plan, selection)
     verification = _Verification(context, plan, selection, runner)
     verdicts = []
@@ -180,7 +180,7 @@ class _Verification:
 
     def _compare_table(self, index: int) -> TableComparison:
         context = self.context
-        self.plan = plan = context.refresh_plan(self.plan)
+        self.plan = plan = context.plans.refresh(self.plan)
         table = plan.tables[index]
         if (suspension := plan.suspension_of(index)) is not None:
             return self._suspended_verdict(index, suspension)

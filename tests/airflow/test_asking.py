@@ -42,7 +42,7 @@ def cli(tmp_path: Path, mysql_server: MySQLServer, database: str, monkeypatch: p
     for name, value in cli.env.items():
         monkeypatch.setenv(name, value)
     with cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     return cli
 
 

@@ -51,7 +51,7 @@ def read(cli: Cli, group: int, clears: int = 0) -> dict[str, Any]:
 def here(cli: Cli, group: int) -> str:
     """The same in this process; how it ended."""
     with cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         return run_group(context, store, plan, group, never, holder="t", requested_by=TaskRequest("t", 1)).outcome
 
 
@@ -92,10 +92,10 @@ def test_a_group_of_which_nothing_is_left_is_cleared(cli: Cli, mysql_server: MyS
     again = planned(cli)
     assert [one["groups"] for one in again] == [one["groups"] for one in groups], "each mapped task keeps its group"
     operator = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), groups=0)
-    assert operator.table_indexes(cli.context.require_plan()) == {0}, "what OpenLineage hears"
+    assert operator.table_indexes(cli.context.plans.require()) == {0}, "what OpenLineage hears"
     assert read_status(cli.context)["snapshot"]["complete"]
     with cli.opened() as (context, store):
-        assert adopt_published_groups(context, store, context.require_plan())
+        assert adopt_published_groups(context, store, context.plans.require())
         assert store.snapshot("p").state == "done"  # type: ignore[union-attr]
     with pytest.raises(NotReadyError, match="no chunk group 5: the snapshot was planned again"):
         here(cli, 5)

@@ -142,7 +142,7 @@ def run_here(cli: Cli, fail: Callable[[int], None], proxy: Proxy | None = None) 
     with cli.opened() as (context, store):
         if proxy is not None:
             context = replace(context, connect_args={**context.connect_args, "port": proxy.port})
-        return run_groups(context, store, context.ensure_plan(store), [0, 1, 2], runner, holder="a test")
+        return run_groups(context, store, context.plans.ensure(store), [0, 1, 2], runner, holder="a test")
 
 
 def test_no_group_is_begun_while_the_source_is_away(cli: Cli, mysql_server: MySQLServer) -> None:
@@ -206,4 +206,4 @@ def test_the_planner_divides_the_groups(cli: Cli) -> None:
 def test_groups_that_are_none(cli: Cli, groups: Any) -> None:
     operator = CdcSnapshotOperator(task_id="t", pipeline=str(cli.file), groups=groups)
     with pytest.raises(NotReadyError, match="groups is .*Give the numbers of chunk groups"):
-        operator.table_indexes(cli.context.new_plan(1))
+        operator.table_indexes(cli.context.plans.make(1))

@@ -162,7 +162,7 @@ def test_a_group_that_is_read_again(cli: Cli, server: MySQLServer, database: str
     server.session(database, "SET sql_log_bin = 0", "DELETE FROM soft WHERE id = 5", "DELETE FROM gone WHERE id = 5")
     for _ in range(2):
         with cli.opened() as (context, store):
-            plan = context.require_plan()
+            plan = context.plans.require()
             for group in plan.groups():
                 run_group(context, store, plan, group, run_in_threads, holder="x", requested_by=asked_by(f"t{group}"))
         cli.catch_up()

@@ -50,7 +50,7 @@ def version(cli: Cli, name: str) -> int:
 def fence_of(cli: Cli, name: str) -> int | None:
     """The epoch that stands in a table."""
     context = cli.context
-    plan = context.require_plan()
+    plan = context.plans.require()
     table = next(table for table in plan.tables if table.name == name)
     return context.sink.table(table).markers().get(epoch_fence(plan.pipeline, 0).name)
 

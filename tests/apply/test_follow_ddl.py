@@ -19,7 +19,7 @@ from airflow_provider_cdc.model.errors import DdlError, FencedError, TerminalErr
 from airflow_provider_cdc.mysql.chunks import chunk, planner
 from airflow_provider_cdc.mysql.positions.p0 import take_p0
 from airflow_provider_cdc.resnapshot import read as reread
-from airflow_provider_cdc.runtime.run_context import SilentReporter
+from airflow_provider_cdc.runtime.resolved_pipeline import SilentReporter
 from airflow_provider_cdc.snapshot import run as snapshot
 from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.stream.run import begin_epoch
@@ -280,7 +280,7 @@ def cleared(cli: Cli) -> Iterator[Callable[[], str]]:
     with cli.opened() as (context, store):
 
         def read() -> str:
-            plan = context.require_plan()
+            plan = context.plans.require()
             group = min(plan.groups_of(next(i for i, t in enumerate(plan.tables) if t.name == "keyed")))
             me = asked_by("task")
             return run_group(context, store, plan, group, run_in_threads, holder="me", requested_by=me).outcome
@@ -351,7 +351,7 @@ def test_a_column_that_comes_and_goes_between_chunks(server: MySQLServer, databa
     """No chunk sees it, and the stream meets it before it has passed them."""
     cli = Cli(tmp_path, server, r"d\.keyed", snapshot={"chunk_rows": 5, "group_rows": 10})
     with cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         for group in plan.groups():
             run_group(context, store, plan, group, run_in_threads, holder="me")
             if group == 0:
@@ -363,7 +363,7 @@ def test_a_column_that_comes_and_goes_between_chunks(server: MySQLServer, databa
 def test_an_index_between_chunks(server: MySQLServer, database: str, tmp_path: Path) -> None:
     cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10})
     with cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         for group in plan.groups():
             run_group(context, store, plan, group, run_in_threads, holder="me")
             run(server, f"ALTER TABLE keyed ADD INDEX i{group} (v)", "UPDATE keyed SET v = 'x' WHERE id % 7 = 0")

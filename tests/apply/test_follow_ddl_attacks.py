@@ -86,7 +86,7 @@ def test_a_process_that_knows_the_definition_before(server: MySQLServer, databas
     """It says that it came too late, and not that somebody else has altered the copy."""
     cli = copied(server, tmp_path)
     context = cli.context
-    before = context.require_plan()
+    before = context.plans.require()
     run(server, "ALTER TABLE keyed ADD w INT AFTER id", "UPDATE keyed SET w = 1 WHERE id < 9")
     cli.catch_up()
     with (

@@ -222,10 +222,10 @@ class World(LoadedPipeline):
     def again(self) -> None:
         """A group is read again, while a stream runs or not."""
         with self.cli.opened() as (context, store):
-            plan = context.require_plan()
+            plan = context.plans.require()
             group = self.chance.choice([*plan.groups()])
             for _ in range(2):
-                plan = context.require_plan()
+                plan = context.plans.require()
                 asked = asked_by(f"t{group}")
                 try:
                     found = run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked)
@@ -260,7 +260,7 @@ class World(LoadedPipeline):
             except NotReadyError as error:
                 self.decide(error)
                 continue
-            plan = self.cli.context.require_plan()
+            plan = self.cli.context.plans.require()
             if not plan.suspensions:
                 return
             assert self.rules is not None
@@ -276,7 +276,7 @@ class World(LoadedPipeline):
         """Once rules have changed, no run begins with a pattern of a column that is gone."""
         with self.cli.opened() as (context, _):
             try:
-                context.refuse_unmatched_rules(context.require_plan())
+                context.plans.refuse_unmatched_rules(context.plans.require())
             except NotReadyError as error:
                 self.decide(error)
 
@@ -326,7 +326,7 @@ class World(LoadedPipeline):
             fresh.value["transforms"] = self.settings["transforms"]
             fresh.write()
         fresh.snapshot()
-        plan = self.cli.context.require_plan()
+        plan = self.cli.context.plans.require()
         with closing(connect(self.server.connect_args())) as connection:
             for table in plan.tables:
                 there = read_schema(connection, *table.id, apply_rules=self.cli.context.copy_rules.apply)

@@ -39,7 +39,7 @@ def equal(server: MySQLServer, cli: Cli, *tables: str) -> None:
 
 def suspended(cli: Cli) -> dict[str, str]:
     """Why, by table."""
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     return {plan.tables[step.table].label: step.message for step in plan.suspensions}
 
 
@@ -130,7 +130,7 @@ def test_an_exchange_that_is_refused(
     assert cli.resnapshot("d.keyed") == "staged"
 
     def remove() -> None:
-        step = cli.context.require_plan().rejoin_of(0)
+        step = cli.context.plans.require().rejoin_of(0)
         assert step is not None and step.slices
         for file in step.slices:
             (copy_of(cli, "keyed") / file["path"]).unlink()

@@ -79,7 +79,7 @@ class World:
     def lose(self, a: int, times: int = 1) -> None:
         """Take rows out of the copy of ``narrow``, behind the project's back."""
         context = self.cli.context
-        schema = next(t for t in context.require_plan().tables if t.name == "narrow")
+        schema = next(t for t in context.plans.require().tables if t.name == "narrow")
         target = delta_table(context, schema)
         rows = target.read_with_soft_deleted()
         gone = [i for i, value in enumerate(rows["a"].to_pylist()) if value == a][:times]
@@ -88,7 +88,7 @@ class World:
 
     def read_again(self, me: str = "task") -> GroupResult:
         with self.cli.opened() as (context, store):
-            plan = context.ensure_plan(store)
+            plan = context.plans.ensure(store)
             return run_group(context, store, plan, 0, run_in_threads, holder="somebody", requested_by=asked_by(me))
 
 
@@ -438,7 +438,7 @@ def test_an_xa_transaction_that_ends_beside_the_view(
         pytest.skip("it does not open a view beside one")
     world.sql("INSERT INTO narrow VALUES (1, 'x')")
     with world.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     world.server.session("d", "XA START 'x'", "INSERT INTO narrow VALUES (2, 'xa')", "XA END 'x'", "XA PREPARE 'x'")
     seen = written("after", lambda attempt: None if attempt else world.server.session("d", "XA COMMIT 'x'"))
     world.cli.snapshot()

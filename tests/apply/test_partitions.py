@@ -86,12 +86,12 @@ def test_from_end_to_end(cli: Cli, mysql_server: MySQLServer, database: str, mon
         mysql_server.session(database, *changes(seed))
         cli.catch_up()
         if seed == 2:
-            tables = open_sink_tables(cli.context, cli.context.require_plan())
+            tables = open_sink_tables(cli.context, cli.context.plans.require())
             count = sum(compact_table(table, lambda work: [c.run() for c in work]) for table in tables)
             assert count > 3 or cli.value["sink"]["merge"] == "copy_on_write"
         if seed == 3:
             mysql_server.session(database, "TRUNCATE TABLE visits", "INSERT INTO visits VALUES ('d', 1, NULL, 1)")
-    for table in open_sink_tables(cli.context, cli.context.require_plan()):
+    for table in open_sink_tables(cli.context, cli.context.plans.require()):
         table.clean_up()
     assert [str(d) for d in compare_database(mysql_server, database, cli.sink)] == []
     verdicts = verify_tables(cli.context)

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_cdc.model.errors import DdlError, NotReadyError, TableSuspendedError
 from airflow_provider_cdc.mysql.chunks import chunk
-from airflow_provider_cdc.runtime.run_context import SilentReporter
+from airflow_provider_cdc.runtime.resolved_pipeline import SilentReporter
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
@@ -208,7 +208,7 @@ def test_a_snapshot_after_another(server: MySQLServer, database: str, tmp_path: 
     server.purge(flush=False)
     cli.snapshot()
     cli.catch_up()
-    assert cli.context.require_plan().generation == 2
+    assert cli.context.plans.require().generation == 2
     assert columns(cli) == ["id", "v"] and is_equal(cli) and 902 in column(cli, "v")
 
 
@@ -228,7 +228,7 @@ def test_other_lists_of_columns(server: MySQLServer, database: str, tmp_path: Pa
         cli.catch_up()
         assert columns(cli) == expected and is_equal(cli)
         assert columns(cli, "quiet") == ["id", "v", "w"]
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     assert {table.name: plan.revision_of(i) for i, table in enumerate(plan.tables)} == {
         "keyed": 3,
         "plain": 0,

@@ -374,7 +374,7 @@ def test_without_a_snapshot(make: Make, command: str) -> None:
 def test_stream_before_the_snapshot_is_complete(make: Make) -> None:
     cli = make()
     with cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
         with pytest.raises(CdcError, match="is not complete.*airflow-cdc snapshot") as caught:
             cli.catch_up()
     assert caught.value.exit_code == 2

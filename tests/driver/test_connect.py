@@ -93,7 +93,7 @@ def is_equal(cli: Cli, server: MySQLServer, database: str) -> bool:
 def test_every_job(cli: Cli, mysql_server: MySQLServer, database: str, connect: ConnectServerProcess) -> None:
     """Groups, a comparison, a repair, maintenance and a re-snapshot; the stream runs elsewhere."""
     with cli.opened() as (context, store):
-        groups = list(context.ensure_plan(store).groups())
+        groups = list(context.plans.ensure(store).groups())
     outcome, lines, cpu = run_driver(cli, groups=groups, holder="test")
     assert outcome["groups"] and any("session of Spark" in line for line in lines), lines
     print(f"CPU seconds of the process: {cpu:.1f}")
@@ -120,7 +120,7 @@ def test_through_a_proxy_with_tls(
 ) -> None:
     """The token travels by TLS, and only to a proxy whose certificate is trusted."""
     with cli.opened() as (context, store):
-        groups = list(context.ensure_plan(store).groups())
+        groups = list(context.plans.ensure(store).groups())
     certificate = certify(tmp_path / "certificates", "127.0.0.1")
     with TlsProxy(certificate, connect.port, "h2") as proxy, pytest.MonkeyPatch.context() as patch:
         extra = {"use_ssl": True}
@@ -144,7 +144,7 @@ def test_an_error_of_a_task_is_told(cli: Cli, mysql_server: MySQLServer, databas
         database, "ALTER TABLE t ADD COLUMN d DATE", "SET sql_mode = ''", "UPDATE t SET d = '0000-00-00'"
     )
     with cli.opened() as (context, store):
-        groups = list(context.ensure_plan(store).groups())
+        groups = list(context.plans.ensure(store).groups())
     with pytest.raises(CdcError, match="0000-00-00") as stopped:
         run_driver(cli, groups=groups, holder="test")
     assert stopped.value.facts.get("column") == "d"
@@ -185,7 +185,7 @@ def test_what_check_says(cli: Cli, connect: ConnectServerProcess) -> None:
 def test_a_task_that_is_killed_ends_on_the_server(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     """A table lock keeps its SELECT waiting; the server would go on for minutes."""
     with cli.opened() as (context, store):
-        groups = list(context.ensure_plan(store).groups())
+        groups = list(context.plans.ensure(store).groups())
     with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
         cursor.execute("LOCK TABLES t WRITE")
 

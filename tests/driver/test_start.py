@@ -25,7 +25,7 @@ def test_each_slow_part_of_the_start_has_a_line(
     mysql_server.execute(f"INSERT INTO {database}.t VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
     cli = Cli(tmp_path, mysql_server, f"{database}.t", snapshot={"group_rows": 2, "chunk_rows": 2})
     with cli.opened() as (context, store):
-        first, second = sorted(context.ensure_plan(store).groups())
+        first, second = sorted(context.plans.ensure(store).groups())
     monkeypatch.setenv("AIRFLOW_CONN_CDC_SOURCE", cli.env["AIRFLOW_CONN_CDC_SOURCE"])
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
 

@@ -233,7 +233,7 @@ def test_a_group_that_was_read_again(server: MySQLServer, cli: Cli) -> None:
     assert group is not None
     for number in (1, 2):
         with cli.opened() as (context, store):
-            plan = context.require_plan()
+            plan = context.plans.require()
             run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t#{number}"))
     cli.catch_up()
     (read,) = why(cli, "number", "150").reads
@@ -245,7 +245,7 @@ def test_before_the_snapshot_is_published(server: MySQLServer, database: str, tm
     with pytest.raises(NotReadyError, match="has no snapshot"):
         why(cli, "number", "150")
     with cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     found = why(cli, "number", "150")
     assert [read.state for read in found.reads] == ["waiting"] and found.equal is None
     assert found.copy.unknown_reason == "there is no copy of the table yet" and found.source.rows

@@ -31,7 +31,7 @@ def test_its_heart_beats_on(mysql_server: MySQLServer, database: str, s3: S3, tm
         env = {"AIRFLOW_CONN_LAKE": way, "AIRFLOW_CDC_STATE_DIR": str(tmp_path / "state")}
         world = World(mysql_server, database, tmp_path / "p", env, lake, sink={"path": lake.uri(), "conn_id": "lake"})
         context, store = stack.enter_context(world.cli.opened())
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
 
         def run(job: SnapshotJob) -> list[dict[str, Any]]:
             def beat() -> object:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from airflow_provider_cdc.model.errors import OutOfMemoryError, TransientError
-from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.runtime.plan_store import PlanStore
 from tests.support.cli import Cli, Result, session_processes
 from tests.support.oracle import compare_database
 from tests.support.servers import MySQLServer
@@ -79,6 +79,6 @@ def test_a_driver_that_cannot_allocate(cli: Cli, monkeypatch: pytest.MonkeyPatch
     def allocate(_: object) -> None:
         np.zeros(1 << 60, np.uint8)
 
-    monkeypatch.setattr(RunContext, "require_plan", allocate)
+    monkeypatch.setattr(PlanStore, "require", allocate)
     found = cli.call("status")
     assert found.code == OutOfMemoryError.exit_code and "more memory" in found.problem, found

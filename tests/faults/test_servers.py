@@ -118,7 +118,7 @@ def test_it_is_away_while_a_group_is_read(
     """What was read and published stands; the next try adopts it, and nobody reads the group meanwhile."""
     world = World(mysql_server, database, tmp_path, {"AIRFLOW_CONN_BOOKS": away.uri()}, state={"conn_id": "books"})
     with world.cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
 
         def run(job: SnapshotJob) -> list[dict[str, Any]]:
             away.leave()

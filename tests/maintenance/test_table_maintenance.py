@@ -60,7 +60,7 @@ def change(cli: Cli, server: MySQLServer, database: str, times: int, first: int 
 
 
 def tables(cli: Cli) -> list[DeltaSinkTable]:
-    return [as_delta(table) for table in open_sink_tables(cli.context, cli.context.require_plan())]
+    return [as_delta(table) for table in open_sink_tables(cli.context, cli.context.plans.require())]
 
 
 def equal(cli: Cli) -> bool:

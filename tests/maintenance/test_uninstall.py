@@ -127,7 +127,7 @@ def test_not_while_something_runs(mysql_server: MySQLServer, cli: Cli) -> None:
         refused = cli.call("forget", "--yes")
         assert refused.code == 2 and "a stream of p is running (epoch 2" in refused.problem
     with cli.opened() as (context, store):
-        group = ChunkGroup(context, context.require_plan(), 0)
+        group = ChunkGroup(context, context.plans.require(), 0)
         row = store.group("p", 1, 0)
         attempt = store.claim_group(
             "p", 1, 0, expected_attempt=row.attempt, newest_in_sink=1, holder="a task", state="rereading"

@@ -57,7 +57,7 @@ def purge(server: MySQLServer) -> None:
 def lag(cli: Cli) -> Lag:
     """As ``status`` finds it, not rounded."""
     context = cli.context
-    plan = context.require_plan()
+    plan = context.plans.require()
     return measure_lag(context, context.sink.resume_point().read() or plan.p0)
 
 
@@ -75,7 +75,7 @@ def test_how_far_the_source_is_ahead(kind: str, tmp_path: Path) -> None:
         assert 1.4 < behind["lag_seconds"] < took + 1.1, "it is the age of the oldest commit that was not read"
         server.execute("FLUSH BINARY LOGS")
         server.execute("INSERT INTO d.t VALUES (3, 3)")
-        p0 = cli.context.require_plan().p0.at
+        p0 = cli.context.plans.require().p0.at
         with closing(connect(server.connect_args())) as connection:
             more, end = lag(cli), end_of_log(connection)
             while end_of_log(connection) != end or lag(cli).bytes != more.bytes:  # MariaDB writes a checkpoint later
@@ -254,7 +254,7 @@ def test_how_each_table_stands(tmp_path: Path, mysql_server: MySQLServer, databa
         return [table["state"] for table in found()]
 
     with cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     assert states() == ["waiting", "copied"], "there is nothing to read of the other one"
     cli.snapshot()
     first, _ = found()

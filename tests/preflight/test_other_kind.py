@@ -66,7 +66,7 @@ def test_a_kind_that_was_changed(cli: Cli, mysql_server: MySQLServer, database: 
     assert not cli.call("check").found
     mysql_server.session(database, "UPDATE a SET v = 3 WHERE id = 1")
     cli.catch_up()
-    table = next(table for table in cli.context.require_plan().tables if table.name == "a")
+    table = next(table for table in cli.context.plans.require().tables if table.name == "a")
     target = cli.context.sink.table(table)
     assert isinstance(target, Readable)
     rows, _ = target.read()

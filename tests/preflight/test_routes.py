@@ -87,7 +87,7 @@ def test_routes_stay(tmp_path: Path, server: MySQLServer, shops: str, kind: str)
     routes = {r"{}_(\d+).orders": "orders/o_$1", "{}_1.other": "rest/other"}
     cli = pipeline(tmp_path, server, shops, kind, routes)
     cli.snapshot()
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     assert plan.routes == tuple((pattern.format(shops), path) for pattern, path in routes.items())
     value = plan.to_json()
     assert Plan.from_json(value) == plan

@@ -38,7 +38,7 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
     mysql_server.session(database, "UPDATE Orders SET v = 3 WHERE id = 1", "INSERT INTO Orders VALUES (7, 7)")
     cli.catch_up()
     with cli.opened() as (context, store):
-        plan = context.require_plan()
+        plan = context.plans.require()
         run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t"))
         run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t"))
         maintain_tables(context, lambda work: [w.run() for w in work])

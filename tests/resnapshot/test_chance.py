@@ -67,7 +67,7 @@ class World:
         self.count = 0
 
     def tables(self) -> list[DeltaSinkTable | IcebergSinkTable]:
-        return [as_lake(table) for table in open_sink_tables(self.cli.context, self.cli.context.require_plan())]
+        return [as_lake(table) for table in open_sink_tables(self.cli.context, self.cli.context.plans.require())]
 
     def write(self) -> None:
         """Some transactions; some are rolled back."""
@@ -152,7 +152,7 @@ class World:
     def again(self) -> None:
         """A group is read again."""
         with self.cli.opened() as (context, store):
-            plan = context.require_plan()
+            plan = context.plans.require()
             group = self.chance.choice([*plan.groups()])
             for _ in range(2):
                 run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t{group}"))

@@ -328,7 +328,7 @@ def test_while_the_stream_runs(
             assert held(cli, "keyed") == 0
             run(server, f"CREATE TABLE keyed (id INT PRIMARY KEY, v{n} INT)", "INSERT INTO keyed VALUES (1, 2)")
             change(server, ("quiet",))
-            wait_for("the table", lambda: len(epoch.context.require_plan().active_tables) == 3, 120)
+            wait_for("the table", lambda: len(epoch.context.plans.require().active_tables) == 3, 120)
     cli.catch_up()
     equal(server, cli, *TABLES)
 

@@ -176,7 +176,7 @@ def test_a_group_is_read_again_behind_a_range(server: MySQLServer, cli: Cli) -> 
     cli.catch_up()
     damage(server, "number", outside=False)
     with cli.opened() as (context, store):
-        plan = context.require_plan()
+        plan = context.plans.require()
         numbers = {chunk.group for chunk in plan.chunks if plan.tables[chunk.table].name == "number"}
         for number, me in itertools.product(sorted(numbers), ("me#1", "me#2")):
             run_group(context, store, plan, number, run_in_threads, holder="me", requested_by=asked_by(me))
@@ -225,7 +225,7 @@ def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str) -> None:
     cli.catch_up()
     assert is_equal(server, cli, *TABLES)
     with cli.opened() as (context, store):
-        assert not list_pending_reads(context, context.require_plan())
+        assert not list_pending_reads(context, context.plans.require())
         assert not [event for event in store.last_events("p", 100) if event.kind == "reread_dropped"]
 
 
@@ -233,7 +233,7 @@ def test_a_part_that_another_has_overtaken(server: MySQLServer, cli: Cli) -> Non
     """The marker cannot tell that the first one was exchanged: it must not be taken for that."""
     damage(server, "number", outside=False)
     with cli.opened() as (context, store):
-        index = next(i for i, table in enumerate(context.require_plan().tables) if table.name == "number")
+        index = next(i for i, table in enumerate(context.plans.require().tables) if table.name == "number")
 
         def run(job: Any) -> list[dict[str, Any]]:
             """While the first one is read, a second one is planned, read and exchanged."""
@@ -325,8 +325,8 @@ def test_large_ranges_are_cut(server: MySQLServer, cli: Cli) -> None:
     for condition, chunks in (("id >= -100", 10), ("id > 100000", 1)):
         assert cli.resnapshot("part.number", condition) == "staged"
         with cli.opened() as (context, _):
-            (found,) = list_pending_reads(context, context.require_plan())
-            group = ChunkGroup(context, context.require_plan(), found.group)
+            (found,) = list_pending_reads(context, context.plans.require())
+            group = ChunkGroup(context, context.plans.require(), found.group)
             entries = group.read_manifest(1)
         assert sum(len(entry["chunks"]) for entry in entries) >= chunks
         write(server, "number")

@@ -69,7 +69,7 @@ def test_added(server: MySQLServer, database: str, tmp_path: Path) -> None:
     cli.catch_up()
     equal(server, cli, *TABLES)
     assert events(cli).count("table_added") == 2 and events(cli).count("table_rejoined") == 2
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     assert [table.name for table in plan.tables] == [*TABLES] and not plan.suspensions
     assert plan.rejoin_of(0) is None  # nothing has happened to the one that was there
 
@@ -173,7 +173,7 @@ def test_gone_before_it_was_read(server: MySQLServer, database: str, tmp_path: P
     cli = copied(server, tmp_path, r"d\.keyed")
     captures(cli, ALL)
     with cli.opened() as (context, store):
-        plan = membership.add_new_tables(context, store, context.require_plan())
+        plan = membership.add_new_tables(context, store, context.plans.require())
     assert [plan.tables[step.table].name for step in plan.suspensions] == ["plain", "quiet"]
     run(server, "DROP TABLE plain")
     cli.catch_up()
@@ -188,7 +188,7 @@ def test_its_place_is_taken_meanwhile(server: MySQLServer, database: str, tmp_pa
     cli = copied(server, tmp_path, r"d\.keyed")
     captures(cli, ALL, exclude=(r"d\.quiet",))
     with cli.opened() as (context, store):
-        membership.add_new_tables(context, store, context.require_plan())
+        membership.add_new_tables(context, store, context.plans.require())
     write_deltalake(str(cli.sink / "d" / "plain"), pa.table({"theirs": [1]}))
     change(server)
     with pytest.raises(TableSuspendedError, match=r"d\.plain"):
@@ -218,7 +218,7 @@ def test_in_a_snapshot_that_is_not_complete(server: MySQLServer, database: str, 
     """The snapshot goes on as it was planned; the stream adds what has come since."""
     cli = Cli(tmp_path, server, r"d\.keyed", stream={"on_table_error": "suspend"})
     with cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     captures(cli, ALL)
     cli.snapshot()
     change(server)
@@ -236,7 +236,7 @@ def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path) -> 
     run(server, "UPDATE plain SET v = 'once more' WHERE n < 5", "DELETE FROM quiet WHERE id = 11")
     cli.catch_up()
     equal(server, cli, *TABLES)
-    assert [table.name for table in cli.context.require_plan().tables] == [*TABLES]
+    assert [table.name for table in cli.context.plans.require().tables] == [*TABLES]
 
 
 def test_created_while_the_stream_runs(
@@ -255,12 +255,12 @@ def test_created_while_the_stream_runs(
             run(server, f"CREATE TABLE {name} {kind}", f"INSERT INTO {name} VALUES (1, 'x'), (2, 'y')")
             run(server, "CREATE TABLE _keyed_gho LIKE keyed", "INSERT INTO _keyed_gho SELECT * FROM keyed")
             write(1000 + n, name)
-            wait_for("the table", lambda n=n: len(epoch.context.require_plan().active_tables) == 4 + n, 120)  # type: ignore[misc]
+            wait_for("the table", lambda n=n: len(epoch.context.plans.require().active_tables) == 4 + n, 120)  # type: ignore[misc]
             write(2000 + n, name)
             run(server, "DROP TABLE _keyed_gho")
     cli.catch_up()
     equal(server, cli, *TABLES, "new0", "new1")
-    assert [table.name for table in cli.context.require_plan().tables] == [*TABLES, "new0", "new1"]
+    assert [table.name for table in cli.context.plans.require().tables] == [*TABLES, "new0", "new1"]
 
 
 def test_names_beside_another_table(mysql_server: MySQLServer, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_names_beside_another_table(mysql_server: MySQLServer, tmp_path: Path) -
         run(mysql_server, *(f"CREATE TABLE {name} LIKE quiet" for name in (long, *beside, *own)))
         cli.catch_up()
         equal(mysql_server, cli, *TABLES, long, *own)
-        assert {table.name for table in cli.context.require_plan().tables} == {*TABLES, long, *own}
+        assert {table.name for table in cli.context.plans.require().tables} == {*TABLES, long, *own}
         with cli.opened() as (_, store):
             said = [event.detail for event in store.last_events("p", 100) if event.kind == "table_refused"]
         assert len(said) == len(beside)
@@ -325,7 +325,7 @@ def test_dropped_and_made_again_while_the_stream_runs(
         wait_for("the worker to miss it", lambda: epoch.resnapshot_worker._missing, 120)
         run(server, "CREATE TABLE keyed (id INT PRIMARY KEY)", "INSERT INTO keyed VALUES (1)")
         change(server, ("plain", "quiet"))
-        wait_for("the table", lambda: len(epoch.context.require_plan().active_tables) == 3, 120)
+        wait_for("the table", lambda: len(epoch.context.plans.require().active_tables) == 3, 120)
     cli.catch_up()
     equal(server, cli, *TABLES)
 
@@ -343,7 +343,7 @@ def test_reloaded(server: MySQLServer, database: str, tmp_path: Path) -> None:
         said = cli.call("reload")
         assert said.out == "added: d.quiet; removed: d.keyed\n", said
         change(server)
-        wait_for("the table", lambda: len(epoch.context.require_plan().active_tables) == 2, 120)
+        wait_for("the table", lambda: len(epoch.context.plans.require().active_tables) == 2, 120)
     assert epoch.number == 2
     held = cli.rows("d", "keyed").to_pylist()
     cli.catch_up()
@@ -358,7 +358,7 @@ def test_a_request_to_reload_is_for_one_epoch(server: MySQLServer, database: str
     """The next one has the tables of its own pipeline."""
     cli = copied(server, tmp_path, ALL)
     context = cli.context
-    name = context.layout.reload_request(context.require_plan().generation)
+    name = context.layout.reload_request(context.plans.require().generation)
     write_json(context.storage, name, {"tables": [r"d\.keyed"], "exclude": []})
     change(server)
     cli.catch_up()
@@ -376,5 +376,5 @@ def test_names_that_differ_in_case(server: MySQLServer, database: str, tmp_path:
     change(server)
     cli.catch_up()
     equal(server, cli, *TABLES, "KEYED")
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     assert {plan.tables[step.table].name for step in plan.amendments} == {"KEYED"}, "the other one is not read again"

@@ -74,7 +74,7 @@ def group(cli: Cli, outcome: str = "staged") -> None:
         task = TaskRequest("a task", time.monotonic_ns())
         for asked in (task, TaskRequest("a task", task.number + 1)):
             found = run_group(
-                context, store, context.require_plan(), 0, run_in_threads, holder="a test", requested_by=asked
+                context, store, context.plans.require(), 0, run_in_threads, holder="a test", requested_by=asked
             )
         assert found.outcome == outcome
 
@@ -96,7 +96,7 @@ def test_the_reading_that_began_last_wins(
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
     with cli.opened() as (context, _):
-        assert not list_pending_reads(context, context.require_plan())
+        assert not list_pending_reads(context, context.plans.require())
     run(server, "UPDATE keyed SET v = 'later' WHERE id = 6")
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
@@ -118,7 +118,7 @@ def test_an_older_one_gets_in_where_the_stream_is_not_at_the_newer_one_yet(
         assert epoch.plan.revision_of(0) == 1 and differences(server, cli, "keyed")
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
-    assert cli.context.require_plan().revision_of(0) == 2
+    assert cli.context.plans.require().revision_of(0) == 2
 
 
 #: The conditions of the two readings, and what whoever asked for the first one is told.
@@ -189,22 +189,22 @@ def in_the_meantime(cli: Cli) -> None:
             manifests = list(run_in_threads(job))
             stream.enter_context(cli.streaming())
             end = time.monotonic() + 60
-            while context.require_plan().revision_of(0) == 0 and time.monotonic() < end:
+            while context.plans.require().revision_of(0) == 0 and time.monotonic() < end:
                 time.sleep(0.1)
             return manifests
 
         task = TaskRequest("a task", time.monotonic_ns())
-        run_group(context, store, context.require_plan(), 0, slowly, holder="a test", requested_by=task)
+        run_group(context, store, context.plans.require(), 0, slowly, holder="a test", requested_by=task)
         again = TaskRequest("a task", task.number + 1)
-        run_group(context, store, context.require_plan(), 0, slowly, holder="a test", requested_by=again)
+        run_group(context, store, context.plans.require(), 0, slowly, holder="a test", requested_by=again)
 
 
 def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli) -> None:
     """Nothing about a reading is computed from its number: it says itself which table it is of."""
     context = cli.context
-    last = len(context.require_plan().tables) - 1
+    last = len(context.plans.require().tables) - 1
     for index in (0, last):  # the stream dies when it has written down that the table rejoins, and not exchanged it yet
-        assert cli.resnapshot(context.require_plan().tables[index].label) == "staged"
+        assert cli.resnapshot(context.plans.require().tables[index].label) == "staged"
         with killed_at("rejoin.after_write", publish):
             cli.catch_up()
         first = context.layout.amendment(1, index, 1)
@@ -215,10 +215,10 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli) -> Non
     for revision in (1000, 1001):
         in_no_binlog(server, *(f"UPDATE {name} SET v = '{revision}' WHERE id = 3" for name in ("keyed", "quiet")))
         for index in (0, last):
-            assert cli.resnapshot(context.require_plan().tables[index].label) == "staged"
+            assert cli.resnapshot(context.plans.require().tables[index].label) == "staged"
         cli.catch_up()
         assert not differences(server, cli, *TABLES)
-        assert [context.require_plan().revision_of(index) for index in (0, last)] == [revision] * 2
+        assert [context.plans.require().revision_of(index) for index in (0, last)] == [revision] * 2
     in_no_binlog(server, "UPDATE keyed SET v = 'again' WHERE id = 3")
     assert cli.resnapshot("d.keyed", "id = 3") == "staged"
     cli.catch_up()
@@ -250,7 +250,7 @@ def frozen(server: MySQLServer, cli: Cli, by: Callable[[], None]) -> None:
     assert len(copy) == 30 and not [row for row in copy.values() if row.get("v") == "secret"]
     assert not differences(server, cli, "plain", "quiet")
     with cli.opened() as (context, _):
-        assert not list_pending_reads(context, context.require_plan())
+        assert not list_pending_reads(context, context.plans.require())
     assert len(events(cli, "reread_dropped")) == 1
 
 
@@ -323,7 +323,7 @@ def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
     with cli.opened() as (context, store):
         row = store.request("p", number)
         assert row is not None and row.state == "done", row
-        assert list_pending_reads(context, context.require_plan()) == []
+        assert list_pending_reads(context, context.plans.require()) == []
         assert len(store.last_events("p", 100, ["table_rejoined"])) == 1
     assert begun == []
 

@@ -81,7 +81,7 @@ class World:
             self.cli.catch_up()
             assert compare_database(self.server, "d", self.cli.sink, ["t", "e", "fresh"]) == []
         assert all(verdict.is_equal for verdict in verify_tables(self.cli.context))
-        assert self.cli.context.require_plan().generation == generation
+        assert self.cli.context.plans.require().generation == generation
         found = read_status(self.cli.context)
         assert (found["generation"], found["phase"]) == (generation, "stopped"), found
 
@@ -113,7 +113,7 @@ def test_the_stream_stops_with_what_to_do(world: World) -> None:
     world.cli.snapshot()  # nothing to do: the tables stay as they are
     with pytest.raises(PurgedError, match=r"tables, set stream.on_purged to reread and use `airflow-cdc run`"):
         world.cli.catch_up()
-    assert world.cli.context.require_plan().generation == 1 and len(world.cli.rows("d", "t")) == 20
+    assert world.cli.context.plans.require().generation == 1 and len(world.cli.rows("d", "t")) == 20
 
 
 def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World) -> None:
@@ -138,7 +138,7 @@ def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World)
 
 def test_all_tables_are_read_again(world: World) -> None:
     world.cli.snapshot()
-    assert world.cli.context.require_plan().generation == 1, "nothing is missing"
+    assert world.cli.context.plans.require().generation == 1, "nothing is missing"
     world.change()
     world.cli.snapshot()
     world.exact(generation=2)
@@ -194,7 +194,7 @@ def test_killed_on_the_way(world: World, place: str) -> None:
 def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
     """A stream that was taken for lost, with a batch in its hands; and a reader of a chunk group."""
     with world.cli.opened() as (context, store):
-        old = context.require_plan()
+        old = context.plans.require()
         epoch = begin_epoch(context, store, catch_up=False)
         world.run("UPDATE t SET v = 'late' WHERE id = 3", "DELETE FROM t WHERE id = 4")
         with contextlib.closing(epoch.job.make_planner()) as planner:
@@ -231,7 +231,7 @@ def test_beside_a_stream_that_runs_nothing_is_planned(world: World) -> None:
                 replan_if_purged(context, store)
         epoch.stop.set()
         run_epoch_in_process(epoch)
-    assert world.cli.context.require_plan().generation == 1
+    assert world.cli.context.plans.require().generation == 1
 
 
 def test_what_it_does_not_go_with() -> None:

@@ -106,12 +106,12 @@ class World:
     ) -> GroupResult:
         with self.cli.opened() as (context, store):
             context.reporter = heard or Heard()
-            plan = context.ensure_plan(store)
+            plan = context.plans.ensure(store)
             return run_group(context, store, plan, group, runner, holder="somebody", requested_by=asked_by(me))
 
     def group(self, number: int) -> ChunkGroup:
         context = self.cli.context
-        return ChunkGroup(context, context.require_plan(), number)
+        return ChunkGroup(context, context.plans.require(), number)
 
     def start(self, group: int | str, me: str = "", failpoint: str = "") -> subprocess.Popen[bytes]:
         """Read a group (or ``stream``) in a process and session of its own."""
@@ -189,7 +189,7 @@ def world(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: di
 def copied(world: World) -> World:
     """The snapshot is taken; ``ME`` has finished every group."""
     with world.cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         for number in plan.groups():
             found = run_group(
                 context, store, plan, number, run_in_threads, holder="somebody", requested_by=asked_by(ME)
@@ -203,7 +203,7 @@ def copied(world: World) -> World:
 def test_a_stream_waits_for_every_group(world: World) -> None:
     """Also if each table has one that is published."""
     with world.cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         for number in plan.groups():
             with pytest.raises(NotReadyError, match="is not complete"):
                 begin_epoch(context, store, catch_up=True)
@@ -279,7 +279,7 @@ def test_before_a_stream(copied: World, number: int) -> None:
     with copied.cli.opened() as (context, store):
         row = store.group(copied.database, 1, number)
         assert (row.state, row.heartbeat_at) == ("done", None)
-        assert not list_pending_reads(context, context.require_plan())
+        assert not list_pending_reads(context, context.plans.require())
     copied.write(*CHANGES)
     copied.cli.catch_up()
     assert not copied.differences()
@@ -329,12 +329,12 @@ def test_between_two_streams(copied: World) -> None:
     assert copied.run(1, ME).attempt == 3
     copied.write("DELETE FROM c_two WHERE b = 'X160'", "INSERT INTO a_int VALUES (301, 3), (-9, 3)")
     with copied.cli.opened() as (context, store):
-        assert [s.attempt for s in list_pending_reads(context, context.require_plan())] == [2, 3, 2, 2, 2]
+        assert [s.attempt for s in list_pending_reads(context, context.plans.require())] == [2, 3, 2, 2, 2]
         assert {g.state for g in store.groups(copied.database, 1)} == {"done"}
     copied.cli.catch_up()
     assert not copied.differences()
     with copied.cli.opened() as (context, store):
-        assert not list_pending_reads(context, context.require_plan())
+        assert not list_pending_reads(context, context.plans.require())
         for row in store.groups(copied.database, 1):
             held = copied.group(row.group_no).read_totals(copied.group(row.group_no).published_by_table())
             assert row.rows == held.rows
@@ -348,7 +348,7 @@ def test_of_two_requests_the_newer_counts(copied: World) -> None:
     copied.cli.catch_up()
     assert copied.run(1, ME).attempt == 2
     with copied.cli.opened() as (context, _):
-        plan = context.require_plan()
+        plan = context.plans.require()
         folder = context.layout.staged_reads_folder(plan.generation)
         ((request, _),) = context.storage.list(folder)
         value = read_json(context.storage, request)
@@ -363,7 +363,7 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
     copied.cli.catch_up()
     assert copied.run(0, ME).outcome == "staged"
     with copied.cli.opened() as (context, store):
-        (staged,) = list_pending_reads(context, context.require_plan())
+        (staged,) = list_pending_reads(context, context.plans.require())
         epoch = begin_epoch(context, store, catch_up=False)
         assert staged.high_watermark <= epoch.applier.offset.at
         copied.write("UPDATE a_int SET v = 99 WHERE id < 200", "INSERT INTO a_int VALUES (303, 3)")
@@ -397,7 +397,7 @@ def test_beside_a_stream_with_writers(
     world = World(mysql_server, database, cli)
     with Writers(mysql_server.connect_args(), kind, database=database, rate=30, seed=3) as writers:
         with cli.opened() as (context, store):
-            numbers = list(context.ensure_plan(store).groups())
+            numbers = list(context.plans.ensure(store).groups())
         for number in numbers:
             world.run(number, ME)
         with world.streaming() as epoch:
@@ -483,8 +483,8 @@ def test_each_table_of_a_group_has_an_attempt_of_its_own(copied: World) -> None:
     assert copied.killed(1, "reread.before_commit:2", ME)
     assert copied.group(1).published_by_table() == {0: 2, 1: 1}
     with copied.cli.opened() as (context, _):
-        (staged,) = list_pending_reads(context, context.require_plan())
-        remove_request(context, context.require_plan(), 1, staged.attempt)
+        (staged,) = list_pending_reads(context, context.plans.require())
+        remove_request(context, context.plans.require(), 1, staged.attempt)
     copied.cli.catch_up()
     assert not copied.differences()
 
@@ -546,7 +546,7 @@ def test_a_reader_elsewhere_is_followed_when_its_heart_stands_still(
     """Its own clock is wrong by a day; that it moves is all that counts."""
     monkeypatch.setattr(claims, "LOST_AFTER_SECONDS", 2.0)
     with world.cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         key = plan.pipeline, 1, 0
         monkeypatch.setattr("airflow_provider_cdc.state.snapshots.utc_now", skewed)
         assert store.claim_group(*key, holder="a task [elsewhere 1 1]") == 1
@@ -566,7 +566,7 @@ def test_nobody_is_followed_while_nothing_can_be_written(world: World, monkeypat
     """That the heart of a reader stood still proves nothing then."""
     monkeypatch.setattr(claims, "LOST_AFTER_SECONDS", 3.0)
     with world.cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         assert store.claim_group(plan.pipeline, 1, 0, holder="a task [elsewhere 1 1]") == 1
         with ThreadPoolExecutor(1) as pool:
             with read_only(store):
@@ -602,7 +602,7 @@ def test_a_reader_that_was_taken_over_says_so(world: World) -> None:
 def test_groups_of_one_plan_side_by_side(world: World) -> None:
     """Each by a process of its own, as a scheduler starts them; the last one completes the snapshot."""
     with world.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     for number in (0, 4):
         world.run(number)
     started = [world.start(number) for number in (1, 2, 3)]
@@ -621,7 +621,7 @@ def test_a_bookkeeping_that_is_lost_in_the_middle(world: World) -> None:
     for file in (world.cli.sink / "_cdc" / world.database).glob("bookkeeping.db*"):
         file.unlink()
     with world.cli.opened() as (context, store):
-        plan = context.require_plan()
+        plan = context.plans.require()
         assert not adopt_published_groups(context, store, plan)
         rows = store.groups(plan.pipeline, 1)
         assert [r.state for r in rows] == ["done", "done", "pending", "done", "pending"]
@@ -632,7 +632,7 @@ def test_a_bookkeeping_that_is_lost_in_the_middle(world: World) -> None:
     assert [world.run(n, runner=never).outcome for n in (0, 1, 3)] == ["adopted"] * 3
     assert [world.run(n).outcome for n in (2, 4)] == ["published"] * 2
     with world.cli.opened() as (context, store):
-        assert adopt_published_groups(context, store, context.require_plan())
+        assert adopt_published_groups(context, store, context.plans.require())
     world.cli.catch_up()
     assert not world.differences()
 
@@ -654,7 +654,7 @@ def main(file: str, group: str, me: str) -> None:
         if group == "stream":
             run_epoch_in_process(begin_epoch(context, store, catch_up=True))
         else:
-            plan = context.ensure_plan(store)
+            plan = context.plans.ensure(store)
             run_group(context, store, plan, int(group), run_in_threads, holder="a process", requested_by=asked_by(me))
 
 

@@ -34,7 +34,7 @@ def files(cli: Cli) -> Counter[str]:
     of old versions of a table for a while.
     """
     context, removed = cli.context, set[Path]()
-    for table in context.require_plan().tables:
+    for table in context.plans.require().tables:
         target = as_delta(context.sink.table(table))
         removed |= {Path(target.storage.location(name)) for name in target.load_log().tombstones}
     files = (path for path in cli.sink.rglob("*") if path.is_file() and path not in removed)
@@ -59,6 +59,6 @@ def test_files_of_tables_that_are_read_again_do_not_pile_up(cli: Cli, mysql_serv
     for count in counts[:4]:
         most |= count
     assert {name: n for count in counts[4:] for name, n in count.items() if n > most[name]} == {}
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     assert plan.revision_of(0) == 6 and len([step for step in plan.amendments if step.table == 0]) <= 4
     assert as_delta(cli.context.sink.table(plan.tables[0])).read()[0].num_rows == 2

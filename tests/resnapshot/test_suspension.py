@@ -132,7 +132,7 @@ def test_read_again_while_the_stream_runs(server: MySQLServer, database: str, tm
     run(server, "UPDATE keyed SET v = 'late' WHERE id = 9", "TRUNCATE TABLE plain", "INSERT INTO plain VALUES (1, 'n')")
     cli.catch_up()
     equal(server, cli, *TABLES)
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     assert [plan.revision_of(i) for i in range(3)] == [1, 1, 0]
     assert {plan.tables[chunk.table].name for chunk in plan.chunks} == {"quiet"}
 

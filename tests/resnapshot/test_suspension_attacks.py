@@ -246,17 +246,17 @@ def test_groups_of_several_tables(server: MySQLServer, database: str, order: str
 
     def read(which: int, request: int) -> str:
         with cli.opened() as (context, store):
-            plan = context.ensure_plan(store)
+            plan = context.plans.ensure(store)
             number = sorted(plan.groups())[which % len(plan.groups())]
             asked = asked_by(f"me#{request}")
             return run_group(context, store, plan, number, run_in_threads, holder="me", requested_by=asked).outcome
 
     with cli.opened() as (context, store):
-        for number in sorted(context.ensure_plan(store).groups()):
+        for number in sorted(context.plans.ensure(store).groups()):
             run_group(
                 context,
                 store,
-                context.require_plan(),
+                context.plans.require(),
                 number,
                 run_in_threads,
                 holder="me",
@@ -380,7 +380,7 @@ def test_a_copy_that_is_ahead(server: MySQLServer, database: str, tmp_path: Path
     (tmp_path / "aside").rename(folder)
     cli.catch_up()
     equal(server, cli, *TABLES)
-    assert cli.context.require_plan().revision_of(0) == 1
+    assert cli.context.plans.require().revision_of(0) == 1
 
 
 def test_twice_at_once(server: MySQLServer, database: str, tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_twice_at_once(server: MySQLServer, database: str, tmp_path: Path) -> No
     run(server, "INSERT INTO keyed VALUES (902, 8)")
     cli.catch_up()
     equal(server, cli, *TABLES)
-    assert cli.context.require_plan().revision_of(0) == 2, (
+    assert cli.context.plans.require().revision_of(0) == 2, (
         "the stream was at the first one already; the second took its place"
     )
     run(server, "INSERT INTO keyed VALUES (903, 8)")

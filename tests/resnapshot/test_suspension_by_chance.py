@@ -153,7 +153,7 @@ class World(LoadedPipeline):
 
     def part(self) -> None:
         """An operator reads some rows of a table again, by its key, if it has one."""
-        tables = self.cli.context.require_plan().tables
+        tables = self.cli.context.plans.require().tables
         table = self.chance.choice([table for table in tables if table.key])
         name, kind = quoted(table.key[0]), table.key_columns[0].data_type
         low = self.chance.randint(-2, 30)
@@ -175,12 +175,12 @@ class World(LoadedPipeline):
 
     def is_enough(self) -> bool:
         """Whether so many tables were suspended, and have rejoined, that the schedule is one."""
-        kinds = Counter(type(step) for step in self.cli.context.require_plan().amendments)
+        kinds = Counter(type(step) for step in self.cli.context.plans.require().amendments)
         return kinds[Suspension] >= _SUSPENDED and kinds[Rejoin] >= _REJOINED
 
     def steps(self) -> list[str]:
         """What has happened to the tables."""
-        plan = self.cli.context.require_plan()
+        plan = self.cli.context.plans.require()
         return [
             f"{type(step).__name__} {plan.tables[step.table].label}, revision {step.revision}, at "
             f"{plan.timeline.position(step.seq)} {getattr(step, 'kind', '')}: {getattr(step, 'message', '')}"
@@ -192,7 +192,7 @@ class World(LoadedPipeline):
         there = self.there()
         for _ in range(3):
             self.stream(ends=True)
-            plan = self.cli.context.require_plan()
+            plan = self.cli.context.plans.require()
             left = [step for step in plan.suspensions if plan.tables[step.table].name in there]
             if not left:
                 break
@@ -206,7 +206,7 @@ class World(LoadedPipeline):
         with closing(self.server.connect(database=_DATABASE)) as connection:
             if self.mode == "evolve":
                 assert compare_all(connection, _DATABASE, self.cli.sink, there) == []
-            for table in self.cli.context.require_plan().tables if self.mode != "evolve" else ():
+            for table in self.cli.context.plans.require().tables if self.mode != "evolve" else ():
                 if table.name in there:
                     without, beside = table.excluded, [column.name for column in table.retained]
                     folder = self.cli.sink / _DATABASE / table.name
@@ -219,7 +219,7 @@ class World(LoadedPipeline):
 
     def columns(self) -> None:
         """Definitions, and names, order, types and comments of the columns, are those of a copy that is made now."""
-        plan = self.cli.context.require_plan()
+        plan = self.cli.context.plans.require()
         self.done["suspended"] = sum(isinstance(step, Suspension) for step in plan.amendments)
         self.done["rejoined"] = sum(isinstance(step, Rejoin) for step in plan.amendments)
         if self.mode != "evolve":  # a copy that is made now knows nothing of what has been

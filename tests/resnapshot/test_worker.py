@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TransientError
 from airflow_provider_cdc.resnapshot import read as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
-from airflow_provider_cdc.runtime.run_context import SilentReporter
+from airflow_provider_cdc.runtime.resolved_pipeline import SilentReporter
 from airflow_provider_cdc.state.models import EventRow
 from airflow_provider_cdc.stream import epoch
 from airflow_provider_cdc.stream.run import begin_epoch

@@ -192,7 +192,7 @@ class World(Commands):
         self.captures(_ALL)
         for _ in range(3):
             code = self.go("run", "--catch-up")
-            plan = self.cli.context.require_plan()
+            plan = self.cli.context.plans.require()
             left = [plan.tables[step.table].name for step in plan.suspensions]
             if code == 0 and not {*left} & {*names}:
                 break

@@ -64,10 +64,10 @@ class World:
 
     @property
     def targets(self) -> list[DeltaSinkTable]:
-        return [as_delta(table) for table in chunk_group.open_sink_tables(self.context, self.context.require_plan())]
+        return [as_delta(table) for table in chunk_group.open_sink_tables(self.context, self.context.plans.require())]
 
     def take_snapshot(self) -> None:
-        snapshot.run_snapshot(self.context, self.store, self.context.ensure_plan(self.store), run_in_threads)
+        snapshot.run_snapshot(self.context, self.store, self.context.plans.ensure(self.store), run_in_threads)
 
     def begin(self) -> Epoch:
         """A new epoch, as if the one before it had ended; nobody tells that one."""
@@ -88,7 +88,7 @@ class World:
 
     def staged(self, manifest: dict[str, Any]) -> list[Path]:
         """What is there of the files of a batch."""
-        storage, layout, tables = self.context.storage, self.context.layout, self.context.require_plan().tables
+        storage, layout, tables = self.context.storage, self.context.layout, self.context.plans.require().tables
         found = [f"{layout.table_folder(tables[index])}/changes/{name}.parquet" for index, name in manifest["staged"]]
         paths = [Path(storage.location(name)) for name in found]
         return [path for path in paths if path.exists()]
@@ -194,7 +194,7 @@ def test_a_batch_that_begins_behind_the_resume_point(world: World) -> None:
 
 def test_what_the_snapshot_holds_is_dropped(world: World) -> None:
     """In the end it would come out the same; but rows that were deleted long ago would be seen again in between."""
-    world.context.ensure_plan(world.store)
+    world.context.plans.ensure(world.store)
     world.write("DELETE FROM a WHERE id = 15", "UPDATE b SET v = 1 WHERE id = 7")
     world.write("INSERT INTO a VALUES (15, 2)", "UPDATE b SET id = 1007 WHERE id = 7")
     world.write("DELETE FROM a WHERE id = 15", "UPDATE b SET id = 7 WHERE id = 1007")
@@ -329,7 +329,7 @@ def test_two_runs_with_one_epoch(world: World, begins_with: list[str], monkeypat
 def test_a_group_that_is_published_twice(world: World) -> None:
     """Of two attempts the first one's files and watermarks stand."""
     world.take_snapshot()
-    plan = world.context.require_plan()
+    plan = world.context.plans.require()
     held = chunk_group.read_coverage(world.context, plan, world.targets)
     world.write("UPDATE a SET v = 99")
     first = chunk_group.ChunkGroup(world.context, plan, 0).read_manifest(1)
@@ -347,7 +347,7 @@ def test_a_group_that_is_published_twice(world: World) -> None:
 def test_two_processes_with_one_number(world: World) -> None:
     """The bookkeeping was lost between their starts, and both have read the group: the first manifest stands."""
     world.take_snapshot()
-    plan = world.context.require_plan()
+    plan = world.context.plans.require()
     first = chunk_group.ChunkGroup(world.context, plan, 0).read_manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
     assert chunk_group.ChunkGroup(world.context, plan, 0).write_manifest(1, late) == first
@@ -355,7 +355,7 @@ def test_two_processes_with_one_number(world: World) -> None:
 
 
 def test_an_older_snapshot(world: World) -> None:
-    plan = world.context.ensure_plan(world.store)
+    plan = world.context.plans.ensure(world.store)
     for target in world.targets:
         target.create(plan.pipeline)
         fence = chunk_group.generation_fence(plan, 0)
@@ -373,7 +373,7 @@ def test_attempts_go_on_counting_without_the_bookkeeping(world: World, nursery: 
     world.lake.lose("bookkeeping")
     world.take_snapshot()
     assert manifest.stat().st_mtime_ns == before
-    app = chunk_group.group_marker(world.context.require_plan(), 0)
+    app = chunk_group.group_marker(world.context.plans.require(), 0)
     assert [target.markers().get(app) for target in world.targets] == [1, 2]
     run_epoch_in_process(world.begin())
     assert not world.differences()

@@ -533,15 +533,15 @@ class World(Commands):
         for number in range(_TRIES + 2):
             if not self.is_running() or self.paused or not copy.is_in:
                 return
-            index = next(i for i, t in enumerate(self.cli.context.require_plan().tables) if t.name == copy.name)
-            before = self.cli.context.require_plan().revision_of(index)
+            index = next(i for i, t in enumerate(self.cli.context.plans.require().tables) if t.name == copy.name)
+            before = self.cli.context.plans.require().revision_of(index)
             copy.changes += 1
             with self.load.still():
                 added = f"ADD COLUMN e{self.number}_{number} INT NOT NULL DEFAULT {number}"
                 self.server.session(_DATABASE, f"ALTER TABLE `{copy.name}` {added}")
             end = time.monotonic() + DEADLINE_SECONDS
-            while self.is_running() and self.cli.context.require_plan().revision_of(index) == before:
-                step = self.cli.context.require_plan().suspension_of(index)
+            while self.is_running() and self.cli.context.plans.require().revision_of(index) == before:
+                step = self.cli.context.plans.require().suspension_of(index)
                 if (
                     step is not None and step.kind == "asked"
                 ) or "is not re-snapshotted by" in self.stream_log.read_text():
@@ -605,7 +605,7 @@ class World(Commands):
                     break
             assert code in (0, _NOT_READY, _TERMINAL), self.said()
             self.hears()
-            plan = self.cli.context.require_plan()
+            plan = self.cli.context.plans.require()
             out = {plan.tables[step.table].name: step for step in plan.suspensions}
             for copy in self.copies.values():
                 step = out.get(copy.name)
@@ -627,7 +627,7 @@ class World(Commands):
 
     def lacks(self) -> list[str]:
         """Tables that are no part of the stream, and should be."""
-        plan = self.cli.context.require_plan()
+        plan = self.cli.context.plans.require()
         out = {plan.tables[step.table].name for step in plan.suspensions}
         return [copy.name for copy in self.copies.values() if copy.is_in and copy.name in out]
 
@@ -637,7 +637,7 @@ class World(Commands):
             rows = {row.id: row for row in store.last_requests("p", 1000)}
             open_ = [f"{row.kind} {row.table}: {row.state}" for row in rows.values() if row.finished_at is None]
             assert not open_, f"requests without an outcome: {open_}"
-            left = list_pending_reads(context, context.require_plan())
+            left = list_pending_reads(context, context.plans.require())
             assert not left, f"what was read waits for ever: {left}"
         for number, request in [*self.requests.items()]:
             if rows[number].state == "done":

@@ -179,7 +179,7 @@ class World(Commands):
         for _ in range(self.draw.choice((1, 2, 3))):
             self.finish(self.begin("snapshot", kills=_SNAPSHOT_KILLS), killed=self.draw.random() < 0.2)
         if self.draw.random() < 0.7:
-            plan = self.cli.context.load_plan()
+            plan = self.cli.context.plans.load()
             groups = [*plan.groups()] if plan is not None else []
             tasks = [self.start(group=(n, f"task-{n}#1")) for n in self.draw.sample(groups, min(3, len(groups)))]
             for task in tasks:
@@ -210,7 +210,7 @@ class World(Commands):
         """Nobody writes any more: all tables take part in the stream, and the copy is what the sources are."""
         for _ in range(4):
             code = self.go("run", "--catch-up")
-            plan = self.cli.context.require_plan()
+            plan = self.cli.context.plans.require()
             left = [plan.tables[step.table].label for step in plan.suspensions]
             if code == 0 and not left:
                 break
@@ -226,7 +226,7 @@ class World(Commands):
     def clean_up(self) -> None:
         """Delete whatever is not needed any more, as seen by each of the tables."""
         context = self.cli.context
-        for table in context.require_plan().tables:
+        for table in context.plans.require().tables:
             target = context.sink.table(table)
             target.clean_up()
             if isinstance(target, DeltaSinkTable):

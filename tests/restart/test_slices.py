@@ -55,11 +55,11 @@ class World:
             return runner(job)
 
         with closing(self.context.open_state_database()) as store:
-            return run_group(self.context, store, self.context.ensure_plan(store), 0, run, holder="a test")
+            return run_group(self.context, store, self.context.plans.ensure(store), 0, run, holder="a test")
 
     @property
     def group(self) -> ChunkGroup:
-        return ChunkGroup(self.context, self.context.require_plan(), 0)
+        return ChunkGroup(self.context, self.context.plans.require(), 0)
 
     def sidecar(self, slice_: int, attempt: int = 1) -> Path:
         name = self.context.layout.slice_manifest(self.group.plan.tables[0], 1, 0, attempt, slice_)

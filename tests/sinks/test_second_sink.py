@@ -78,7 +78,7 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
     assert not (cli.sink / database / "a" / "_delta_log").exists()
     mysql_server.session(database, "TRUNCATE TABLE b", "INSERT INTO b VALUES ('z', 1, NULL)", "UPDATE log SET w = 9")
     with cli.opened() as (context, store):
-        plan = context.require_plan()
+        plan = context.plans.require()
         for number in plan.groups():
             first = run_group(
                 context, store, plan, number, run_in_threads, holder="a test", requested_by=asked_by("task#1")
@@ -126,7 +126,7 @@ def test_a_group_that_cannot_be_read_again(cli: Cli, database: str) -> None:
     cli.write()
     cli.snapshot()
     with cli.opened() as (context, store):
-        plan = context.require_plan()
+        plan = context.plans.require()
         for request in ("task#1", "task#1"):
             run_group(context, store, plan, 0, run_in_threads, holder="a test", requested_by=asked_by(request))
         with pytest.raises(

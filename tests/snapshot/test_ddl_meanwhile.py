@@ -93,7 +93,7 @@ def run(
         make(cursor, partitioned=any("PARTITION" in s for s in sql))
         cli = Cli(folder, server, r"d\.(t|quiet)", snapshot={"chunk_rows": 3, "group_rows": 1000, "parallelism": 1})
         with cli.opened() as (context, store):
-            chunks = context.ensure_plan(store).chunks
+            chunks = context.plans.ensure(store).chunks
         assert [c.table for c in chunks].index(1) + 16 < len(chunks) - 2  # the file of t's first 16 chunks is finished
         # Behind P0, outside of all chunks: only the stream brings these rows.
         cursor.execute("INSERT INTO t VALUES (800, 'beyond')")

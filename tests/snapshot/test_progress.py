@@ -68,18 +68,18 @@ def test_the_same_numbers_everywhere(mysql_server: MySQLServer, database: str, t
     assert found["snapshot"]["chunks_done"] == 40 and found["snapshot"]["eta_seconds"] == 0
     assert found["snapshot"]["rows_per_second"] > 0
     context = cli.context
-    totals = table_totals(context, context.require_plan())
+    totals = table_totals(context, context.plans.require())
     assert [(t.table, t.rows, t.chunks) for t in totals] == [
         (f"{database}.a", 900, 30),
         (f"{database}.b", 300, 10),
         (f"{database}.c", 0, 0),
     ]
-    assert [t.rows for t in table_totals(context, context.require_plan(), [1])] == [300, 300]
+    assert [t.rows for t in table_totals(context, context.plans.require(), [1])] == [300, 300]
     text = (
         rf"{database}\.a: 900 rows in 30 chunks, [\d.]+ s, [\d,]+ rows/s, 0 corrected, min LW \S+:\d+, max HW \S+:\d+"
     )
     assert re.fullmatch(text, str(totals[0]))
-    p0 = context.require_plan().p0.at
+    p0 = context.plans.require().p0.at
     assert all(p0 <= t.min_lw <= t.max_hw for t in totals) and totals[2].max_hw == p0
 
 
@@ -90,10 +90,10 @@ def test_time_in_which_nobody_read_is_not_counted(mysql_server: MySQLServer, dat
     cli = Cli(tmp_path, mysql_server, rf"{database}\..*", snapshot={"chunk_rows": 30, "group_rows": 300})
     cli.snapshot()
     with cli.opened() as (context, store):
-        groups = group_progress(context, store, context.require_plan())
+        groups = group_progress(context, store, context.plans.require())
         before = snapshot_progress(groups)
         _shift(store, hours=-5)  # the first group was read five hours earlier
-        after = snapshot_progress(group_progress(context, store, context.require_plan()))
+        after = snapshot_progress(group_progress(context, store, context.plans.require()))
         assert after.seconds == pytest.approx(before.seconds, abs=0.05)
         assert after.fresh_chunks == before.fresh_chunks == 20
 

@@ -67,7 +67,7 @@ def reading(cli: Cli) -> Iterator[tuple[Heard, list[BaseException]]]:
         try:
             with cli.opened() as (context, store):
                 context.reporter = heard
-                run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
+                run_snapshot(context, store, context.plans.ensure(store), run_in_threads)
         except BaseException as error:
             failed.append(error)
 
@@ -158,7 +158,7 @@ def test_files_that_go_before_their_time(tmp_path: Path) -> None:
         fill(server)
         server.execute("FLUSH BINARY LOGS")
         cli = Cli(tmp_path, server, "d.t")
-        plan = cli.context.new_plan(1)
+        plan = cli.context.plans.make(1)
         watch = retention_guard.PurgeWatch(plan.p0, 3)
         assert watch.seconds_to_purge(cli.context) == 2_592_000, (
             "a file that is in use is kept for the whole time after its end"

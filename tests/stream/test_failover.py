@@ -424,13 +424,13 @@ def test_a_table_that_was_planned_again(pair: Pair, monkeypatch: pytest.MonkeyPa
     """Where its definition begins to hold is told by a position of the old server."""
     d = pair.database
     with pair.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     for table in ("keyed", "plain"):
         pair.run(f"ALTER TABLE {d}.{table} ADD more INT")
     pair.cli.snapshot()
     pair.run(f"INSERT INTO {d}.keyed VALUES (8, 8, 8)")
     with pair.cli.opened() as (context, store):
-        assert [d.start is None for d in context.ensure_plan(store).definitions] == [False, True, False]
+        assert [d.start is None for d in context.plans.ensure(store).definitions] == [False, True, False]
     pair.copy(pair.old)
     pair.run(f"UPDATE {d}.keyed SET v = 9", f"INSERT INTO {d}.plain VALUES (1, 1)")
     pair.copy(pair.new)
@@ -445,7 +445,7 @@ def test_a_table_that_was_planned_again(pair: Pair, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(chunk, "failpoint", failpoint)
     with pair.cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         for _ in range(2):  # the first time it takes what is there
             run_group(context, store, plan, 0, run_in_threads, holder="somebody", requested_by=asked_by("again"))
     assert not meanwhile
@@ -517,7 +517,7 @@ def test_before_the_first_batch(pair: Pair) -> None:
 def test_before_the_first_batch_and_the_snapshot_is_ahead(pair: Pair) -> None:
     """Positions of the old server count, which the new one knows nothing of."""
     with pair.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     pair.run(f"INSERT INTO {pair.database}.keyed VALUES (8, 8)")
     pair.cli.snapshot()
     pair.refused(TerminalError, "the stream had not passed the snapshot of")

@@ -101,7 +101,7 @@ def read_again(
     """Read the one group, for the first time or again."""
     pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = server.uri()
     with pair.cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         return run_group(context, store, plan, 0, runner, holder="somebody", requested_by=asked_by(me))
 
 
@@ -118,7 +118,7 @@ class Counted:
 
 def group(pair: Pair) -> ChunkGroup:
     context = pair.cli.context
-    return ChunkGroup(context, context.require_plan(), 0)
+    return ChunkGroup(context, context.plans.require(), 0)
 
 
 def break_copy(pair: Pair) -> None:
@@ -266,7 +266,7 @@ def test_a_request_of_an_earlier_segment(pair: Pair) -> None:
     change(pair)
     pair.copy(pair.old)
     with pair.cli.opened() as (context, _):
-        assert not list_pending_reads(context, context.require_plan())
+        assert not list_pending_reads(context, context.plans.require())
     assert set(group(pair).published_by_table().values()) == {1}
     (told,) = events(pair, "reread_dropped")
     assert told.startswith("group 0 was re-snapshotted (attempt 2), but cannot be published: it was read from server ")
@@ -310,9 +310,9 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
         read_again(pair, pair.old)
     assert read_again(pair, pair.new).outcome == "staged"
     with pair.cli.opened() as (context, store):
-        (staged,) = list_pending_reads(context, context.require_plan())
+        (staged,) = list_pending_reads(context, context.plans.require())
         assert not publish_or_wait(group(pair), staged, store)
-        remove_request(context, context.require_plan(), staged.group, staged.attempt)
+        remove_request(context, context.plans.require(), staged.group, staged.attempt)
         with pytest.raises(TransientError, match="but cannot be published"):
             publish_or_wait(group(pair), staged, store)
     break_copy(pair)

@@ -14,7 +14,7 @@ def in_the_snapshot(pair: Pair) -> None:
     """A stream that has begun, and has not passed all that the chunks hold."""
     d = pair.database
     with pair.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     for number in (20, 21, 22):
         pair.run(f"INSERT INTO {d}.keyed VALUES ({number}, 1)", f"UPDATE {d}.keyed SET v = v + 1 WHERE id = 1")
     pair.cli.snapshot()
@@ -37,7 +37,7 @@ def test_a_failover_that_is_refused_suspends_nothing(pair: Pair) -> None:
     in_the_snapshot(pair)
     pair.new.session(d, "SET sql_log_bin = 0", "DROP TABLE other")
     pair.refused(TerminalError, f"the stream had not passed the snapshot of {d}.keyed")
-    assert pair.cli.context.require_plan().suspensions == ()
+    assert pair.cli.context.plans.require().suspensions == ()
     pair.run(f"INSERT INTO {d}.other VALUES ('a', 1)", on=[pair.old])
     pair.copy(pair.old)
     assert pair.differences(pair.old) == []

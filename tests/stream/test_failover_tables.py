@@ -92,7 +92,7 @@ def stream(pair: Pair, server: MySQLServer, dies: str | None = None) -> bool:
 
 
 def suspended(pair: Pair) -> list[str]:
-    plan = pair.cli.context.require_plan()
+    plan = pair.cli.context.plans.require()
     return [plan.tables[step.table].name for step in plan.suspensions]
 
 
@@ -165,7 +165,7 @@ def test_rows_that_were_read_at_the_old_server(pair: Pair) -> None:
     assert stream(pair, pair.new) and suspended(pair) == ["keyed"]
     assert len([text for text in events(pair, "reread_dropped") if "before the stream moved to another" in text]) == 2
     context = pair.cli.context
-    assert list_pending_reads(context, context.require_plan()) == []
+    assert list_pending_reads(context, context.plans.require()) == []
     assert pair.cli.resnapshot("d.keyed") == "staged"
     exact(pair, pair.new)
 
@@ -289,7 +289,7 @@ def test_a_table_that_was_suspended_for_ddl_that_only_the_old_server_ran(pair: P
         assert suspended(pair) == ["keyed"] and pair.cli.resnapshot("d.keyed") == "staged"
     pair.copy(pair.new)
     assert pair.differences(pair.new) == [] and suspended(pair) == []
-    column = next(c for c in pair.cli.context.require_plan().tables[0].columns if c.name == "v")
+    column = next(c for c in pair.cli.context.plans.require().tables[0].columns if c.name == "v")
     assert column.column_type.startswith("int")
 
 

@@ -63,10 +63,10 @@ def test_two_pipelines_do_not_write_to_one_table(mysql_server: MySQLServer, tabl
 def test_of_two_plans_the_first_counts(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:
     cli = Cli(tmp_path, mysql_server, table)
     with cli.opened() as (context, store):
-        first = context.ensure_plan(store)
+        first = context.plans.ensure(store)
         mysql_server.execute(f"INSERT INTO {table} VALUES (9, 'z')")
-        assert context.new_plan(1) != first
-        assert context.ensure_plan(store).to_json() == first.to_json()
+        assert context.plans.make(1) != first
+        assert context.plans.ensure(store).to_json() == first.to_json()
 
 
 @pytest.mark.parametrize(("key", "column"), [("exclude_columns", "v"), ("include_columns", "id")])

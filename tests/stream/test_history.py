@@ -218,7 +218,7 @@ def test_tables_are_not_read_again_behind_a_reset(server: MySQLServer, tmp_path:
     world.cli.snapshot()
     with pytest.raises(OtherHistoryError):
         world.cli.catch_up()
-    assert world.cli.context.require_plan().generation == 1
+    assert world.cli.context.plans.require().generation == 1
 
 
 # ------------------------------------------------------------ older copies
@@ -271,7 +271,7 @@ def test_an_older_copy_after_the_snapshot(server: MySQLServer, tmp_path: Path) -
     """P0 is in the copy, the high watermarks are not: what they cover was never in the binlog of today."""
     world = make(server, tmp_path / "p")
     with world.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     with copied(server, tmp_path / "copy") as put_back:
         server.execute("INSERT INTO d.t VALUES (100, 'lost')")
         world.cli.snapshot()
@@ -349,7 +349,7 @@ def test_the_first_offset_is_exact(mysql_server: MySQLServer, tmp_path: Path) ->
     for writer in writers:
         writer.start()
     try:
-        plans = [world.cli.context.new_plan(1) for _ in range(5)]
+        plans = [world.cli.context.plans.make(1) for _ in range(5)]
     finally:
         over.set()
         for writer in writers:
@@ -445,7 +445,7 @@ def test_gtids_are_switched_before_what_is_there_is_read(tmp_path: Path, modes: 
 def test_a_purged_file_before_the_stream_begins(world: World) -> None:
     world.cli.snapshot()
     world.server.purge()
-    if not world.cli.context.require_plan().p0.gtid_set:
+    if not world.cli.context.plans.require().p0.gtid_set:
         with pytest.raises(TerminalError):
             world.cli.catch_up()
         return
@@ -555,11 +555,11 @@ def test_a_file_with_a_torn_end(cut: str, tmp_path: Path) -> None:
         assert {0, 9, 100, 101} <= ids and len(ids) == 24
         # One who begins before it, and looks for its place by reading.
         world.cli.value["name"], world.cli.value["stream"] = "q", {"start": {"file": world.at[0], "position": 4}}
-        assert world.cli.context.new_plan(1)
+        assert world.cli.context.plans.make(1)
         later = {"gtid_set": server.execute("SELECT @@global.gtid_binlog_pos")[0][0]}
         world.cli.value["stream"] = {"start": later}
         world.cli.write()
-        assert str(world.cli.context.new_plan(1).p0.at) == f"{world.at[0]}:{world.at[1]}"
+        assert str(world.cli.context.plans.make(1).p0.at) == f"{world.at[0]}:{world.at[1]}"
 
 
 @pytest.mark.parametrize("kind", [MySQLServer, MariaDBServer])

@@ -103,7 +103,7 @@ def world(
             monkeypatch.setenv(name, value)
         context = RunContext.for_pipeline(Pipeline.load(lake.write_pipeline(database)))
         with closing(context.open_state_database()) as store:
-            plan = context.ensure_plan(store)
+            plan = context.plans.ensure(store)
 
             def snapshot() -> None:
                 for group in plan.groups():
@@ -206,7 +206,7 @@ def test_nothing_is_said_of_a_store_where_there_is_none(
         cursor.execute("INSERT INTO t VALUES (1)")
     context = RunContext.for_pipeline(Pipeline.load(Lake(tmp_path / "lake", "local").write_pipeline(database)))
     with closing(context.open_state_database()) as store:
-        run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
+        run_snapshot(context, store, context.plans.ensure(store), run_in_threads)
         epoch = stream.begin_epoch(context, store, catch_up=True)
         run_epoch_in_process(epoch)
     found = read_status(context)

@@ -49,7 +49,7 @@ def exact(cli: Cli, server: MySQLServer, generation: int) -> None:
     cli.catch_up()
     assert compare_database(server, "d", cli.sink) == []
     assert all(found.is_equal for found in verify_tables(cli.context))
-    assert cli.context.require_plan().generation == generation
+    assert cli.context.plans.require().generation == generation
 
 
 @pytest.mark.parametrize("batches", [0, 1])
@@ -96,7 +96,7 @@ def test_a_snapshot_that_the_stream_has_not_passed(server: MySQLServer, tmp_path
     """What its chunks hold is told by positions of the old name, also where no transaction lies in between."""
     cli = Cli(tmp_path, server, r"d\..*", stream={"on_purged": "reread"})
     with cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     server.execute("FLUSH BINARY LOGS")
     cli.snapshot()
     renamed(server, "other")

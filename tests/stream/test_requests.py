@@ -50,7 +50,7 @@ def is_equal(server: MySQLServer, cli: Cli, *tables: str) -> bool:
 
 
 def suspended(cli: Cli) -> dict[str, str]:
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     return {plan.tables[step.table].name: step.kind for step in plan.suspensions}
 
 

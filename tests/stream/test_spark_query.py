@@ -171,7 +171,7 @@ def test_one_query_carries_all_sections(
     def go_on() -> None:
         """Both have rejoined: what comes then is read by the next section, and the last change ends it all."""
         end = time.monotonic() + 90
-        while len(cli.context.require_plan().active_tables) < 2 and time.monotonic() < end:
+        while len(cli.context.plans.require().active_tables) < 2 and time.monotonic() < end:
             time.sleep(0.1)
         mysql_server.session(database, "UPDATE t SET x = 9 WHERE id = 2", "DELETE FROM u WHERE id = 1")
         while 9 not in cli.rows(database, "t").column("x").to_pylist() and time.monotonic() < end:

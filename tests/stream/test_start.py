@@ -95,7 +95,7 @@ def pipeline(folder: Path, server: MySQLServer, start: Any, table: str = "d.t") 
 
 def p0(cli: Cli) -> Offset:
     with cli.opened() as (context, _):
-        return context.new_plan(1).p0
+        return context.plans.make(1).p0
 
 
 def rows(cli: Cli, table: str = "t") -> dict[int, int]:
@@ -129,7 +129,7 @@ def start_at(history: History, kind: str, number: int) -> Any:
 def test_it_begins_in_front_of_the_change(history: History, kind: str, number: int, tmp_path: Path) -> None:
     cli = pipeline(tmp_path, history.server, start_at(history, kind, number))
     cli.snapshot()
-    found = cli.context.require_plan()
+    found = cli.context.plans.require()
     assert found.chunks == () and found.timeline.start_file == found.p0.at.file
     kinds = MariadbGtidPosition if isinstance(history.server, MariaDBServer) else GtidSet
     assert kinds.parse(found.p0.gtid_set) == kinds.parse(history.gtids[number]), "and no other transaction lies between"
@@ -146,7 +146,7 @@ def test_earliest(history: History, tmp_path: Path) -> None:
     cli = pipeline(tmp_path, history.server, "earliest")
     cli.snapshot()
     first = history.server.execute("SHOW BINARY LOGS")[0][0]
-    assert cli.context.require_plan().p0.at == Position(first, 4)
+    assert cli.context.plans.require().p0.at == Position(first, 4)
     cli.catch_up()
     assert rows(cli) == AFTER[1]
     with pytest.raises(NotReadyError, match="began without a snapshot"):
@@ -162,7 +162,7 @@ def test_earliest(history: History, tmp_path: Path) -> None:
 def test_latest(history: History, tmp_path: Path) -> None:
     cli = pipeline(tmp_path, history.server, "latest")
     cli.snapshot()
-    assert cli.context.require_plan().p0.at == end(history.server)
+    assert cli.context.plans.require().p0.at == end(history.server)
     cli.catch_up()
     assert rows(cli) == {}
 
@@ -275,7 +275,7 @@ def test_the_stream_is_ready_at_once(tmp_path: Path, mysql_server: MySQLServer, 
     mysql_server.execute(f"INSERT INTO {database}.t VALUES (1, 1)")
     cli = pipeline(tmp_path, mysql_server, "latest", f"{database}.t")
     with cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     found = cli.reported_status()
     assert found["snapshot"]["complete"] and found["groups"] == [] and found["start"] == "latest"
     with cli.opened() as (context, store):

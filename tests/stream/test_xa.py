@@ -160,7 +160,7 @@ def test_around_the_snapshot(
             world.finish(end, "'x'")
 
     with world.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     monkeypatch.setattr(chunk_module, "failpoint", failpoint)
     monkeypatch.setattr(_MariaDbWatermarks.low, "__defaults__", (0.5,))
     monkeypatch.setattr(_MySqlWatermarks.low, "__defaults__", (0.5,))
@@ -200,7 +200,7 @@ def test_open_for_long_before_the_snapshot(world: World, monkeypatch: pytest.Mon
             world.cli.snapshot()
         return
     world.cli.snapshot()
-    assert [" " in text for text in world.cli.context.require_plan().p0.open_xa] == [True, False]
+    assert [" " in text for text in world.cli.context.plans.require().p0.open_xa] == [True, False]
     world.exact()
     world.finish("COMMIT", "'x'")
     world.finish("COMMIT", "'y'")
@@ -232,7 +232,7 @@ def test_open_at_p0_and_not_listed(world: World, ended: str, end: str, monkeypat
     world.run("FLUSH BINARY LOGS", "INSERT INTO t VALUES (40, 'plain')")
     with monkeypatch.context() as patch, world.cli.opened() as (context, store):
         unseen(patch)
-        assert context.ensure_plan(store).p0.open_xa == ()
+        assert context.plans.ensure(store).p0.open_xa == ()
     seen: list[str] = []
 
     def both() -> None:
@@ -267,7 +267,7 @@ def test_what_it_changed_is_purged(world: World, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         unseen(patch)
         with world.cli.opened() as (context, store):
-            context.ensure_plan(store)
+            context.plans.ensure(store)
         seen: list[str] = []
 
         def failpoint(name: str) -> None:
@@ -338,7 +338,7 @@ def test_a_name_that_is_used_again_between_two_windows(
             world.finish("COMMIT", "'x'")
 
     with world.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     with monkeypatch.context() as patch:
         patch.setattr(chunk_module, "failpoint", failpoint)
         unseen(patch)
@@ -362,14 +362,14 @@ def test_open_while_a_table_is_planned_again(world: World, monkeypatch: pytest.M
             world.prepare("'y'", "UPDATE t SET v = 'xa', w = 2 WHERE id = 13")
 
     with world.cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     with monkeypatch.context() as patch:
         unseen(patch)
         patch.setattr(chunk_module, "failpoint", failpoint)
         with contextlib.suppress(TransientError):  # the attempt; the next one has the new plan
             world.cli.snapshot()
         world.cli.snapshot()
-    assert world.cli.context.require_plan().definitions[0].revision == 1
+    assert world.cli.context.plans.require().definitions[0].revision == 1
     world.finish("COMMIT", "'x'")
     world.exact()
     world.finish("COMMIT", "'y'")

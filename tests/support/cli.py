@@ -207,7 +207,7 @@ class Cli:
     def rows(self, database: str, table: str) -> pa.Table:
         """The rows of a sink table, as the project itself reads them."""
         context = self.context
-        schema = next(t for t in context.require_plan().tables if t.id == (database, table))
+        schema = next(t for t in context.plans.require().tables if t.id == (database, table))
         return delta_table(context, schema).read_with_soft_deleted()
 
     @contextlib.contextmanager

@@ -122,7 +122,7 @@ def run(case: str, file: str, master: str, folder: str, point: str) -> dict[str,
             return spark_runner(spark, print)(OddJob(**vars(job), case=case, point=point, folder=folder))
 
         with closing(context.open_state_database()) as store:
-            plan = context.ensure_plan(store)
+            plan = context.plans.ensure(store)
             result = run_group(context, store, plan, 0, runner, holder="a test")
         (words / "published").touch()
         (words / "go").touch()

@@ -24,7 +24,7 @@ def check_definitions(server: MySQLServer, cli: Cli, fresh: Cli, names: Iterable
     """
     wanted = set(names)
     with closing(connect(server.connect_args())) as connection:
-        for table in cli.context.require_plan().tables:
+        for table in cli.context.plans.require().tables:
             if table.name not in wanted:
                 continue
             now = read_schema(connection, *table.id).with_zero_dates("null")

@@ -79,7 +79,7 @@ def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None =
     store = context.open_state_database()
     try:
         if only != "stream":
-            run_snapshot(context, store, context.ensure_plan(store), run_in_threads, snapshot_observer)
+            run_snapshot(context, store, context.plans.ensure(store), run_in_threads, snapshot_observer)
         if only == "snapshot":
             return
         epoch = stream.begin_epoch(context, store, catch_up=True)
@@ -97,7 +97,7 @@ def read_group(pipeline: str, group: int, task: str) -> None:
     """
     context = RunContext.for_pipeline(Pipeline.load(pipeline))
     with closing(context.open_state_database()) as store:
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         asked = asked_by(task)
         found = run_group(
             context, store, plan, group, run_in_threads, holder=task, requested_by=asked, observe=snapshot_observer

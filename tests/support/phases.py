@@ -92,7 +92,7 @@ class World:
         """
         if phase == "plan":
             with self.cli.opened() as (context, store):
-                context.ensure_plan(store)
+                context.plans.ensure(store)
         elif phase == "snapshot":
             self.cli.snapshot()
         elif phase in ("handover", "stream"):

@@ -102,7 +102,7 @@ def test_a_live_database_is_copied_exactly(cli: Cli, mysql_server: MySQLServer, 
         raise AssertionError(f"group {job.group} was read again")
 
     with cli.opened() as (context, store):
-        run_snapshot(context, store, context.ensure_plan(store), refuse)
+        run_snapshot(context, store, context.plans.ensure(store), refuse)
     assert differences(mysql_server, foreign, cli.sink) == []
 
     # A copy that has been tampered with is found out, and told in one line.

@@ -64,11 +64,11 @@ def test_altered_online(
             for change in CHANGES:
                 TOOLS[tool](server, "keyed", change)
             wait_for("the table to rejoin", lambda: "table_rejoined" in events(cli), 180)
-            wait_for("all tables", lambda: len(cli.context.require_plan().active_tables) == 3, 180)
+            wait_for("all tables", lambda: len(cli.context.plans.require().active_tables) == 3, 180)
     except ServerUnavailable as error:
         pytest.skip(str(error))
     cli.catch_up()
     equal(server, cli, *TABLES)
-    assert {table.name for table in cli.context.require_plan().tables} == {*TABLES}
+    assert {table.name for table in cli.context.plans.require().tables} == {*TABLES}
     assert {"w", "v"} <= {*cli.rows("d", "keyed").column_names}
     assert "table_added" not in events(cli)

@@ -50,7 +50,7 @@ def measure(file: str) -> dict[str, Any]:
     context = RunContext.for_pipeline(Pipeline.load(file))
     lap("start")
     with closing(context.open_state_database()) as store:
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         chunks = len(plan.chunks)
         lap("plan")
         run_snapshot(context, store, plan, partial(write_slices, rows=1, seconds=0.001))
@@ -64,7 +64,7 @@ def measure(file: str) -> dict[str, Any]:
     for part in (Path(context.pipeline.sink.path) / "_cdc").rglob("bookkeeping.db*"):
         part.unlink()
     with closing(context.open_state_database()) as store:
-        assert adopt_published_groups(context, store, context.require_plan())
+        assert adopt_published_groups(context, store, context.plans.require())
     lap("rebuild the bookkeeping")
     assert "numba" not in sys.modules, "what decodes is for the tasks: it would be 100 MB of the driver's memory"
     # Not ru_maxrss: that one begins with the memory of the process which started this one.

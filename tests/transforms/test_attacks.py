@@ -301,7 +301,7 @@ def test_other_rules(cli: Cli, server: MySQLServer, database: str, name: str) ->
     with cli.streaming():
         for _ in range(300):
             time.sleep(0.2)
-            plan = cli.context.require_plan()
+            plan = cli.context.plans.require()
             table = next(one for one in plan.tables if one.name == "t")
             if cli.context.copy_rules.describe_difference(table) is None:
                 break

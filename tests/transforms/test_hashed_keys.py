@@ -62,9 +62,9 @@ def leaks(folder: Path) -> list[str]:
 def test_nothing_is_stored_in_clear(cli: Cli, server: MySQLServer, database: str) -> None:
     """Neither in the plan, nor in slices and batches, nor when the table is altered or read again."""
     with cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         assert len(plan.chunks) == 5 and bytes.fromhex(str(plan.chunks[0].lower[0])).decode() == SECRETS[0]
-        assert context.require_plan().chunks == plan.chunks  # as it was planned, although it is stored otherwise
+        assert context.plans.require().chunks == plan.chunks  # as it was planned, although it is stored otherwise
     server.session(database, "ALTER TABLE account ADD COLUMN more INT")  # planned again
     cli.snapshot()
     server.session(database, f"UPDATE account SET mail = '{SECRETS[55]}' WHERE mail = '{SECRETS[5]}'")
@@ -78,7 +78,7 @@ def test_nothing_is_stored_in_clear(cli: Cli, server: MySQLServer, database: str
 
 def test_another_key_cannot_open_the_bounds(cli: Cli) -> None:
     with cli.opened() as (context, store):
-        plan = context.ensure_plan(store)
+        plan = context.plans.ensure(store)
         sealed = seal_plan(plan, HASH_KEY.encode())
         assert sealed.chunks != plan.chunks and open_plan(sealed, HASH_KEY.encode()).chunks == plan.chunks
         assert seal_plan(sealed, HASH_KEY.encode()).chunks == sealed.chunks
@@ -92,13 +92,13 @@ def test_what_was_deleted_before_its_chunk_was_read_does_not_come_back(
 ) -> None:
     """Whichever way the binlog is cut into batches, a change that a chunk includes is not applied again."""
     with cli.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     for n in range(50, 54):
         server.session(database, f"INSERT INTO account VALUES ('secret-0{n - 40}x', 1)")
     server.session(database, "UPDATE account SET n = 1 WHERE mail LIKE 'secret-03%'")
     server.session(database, "DELETE FROM account WHERE n = 1")
     cli.snapshot()
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
 
     def count() -> int:
         return len(delta_table(cli.context, plan.tables[0]).read()[0])
@@ -135,7 +135,7 @@ def test_what_a_reading_has_seen_is_not_replaced_by_an_older_change(
     with cli.streaming():
         assert cli.resnapshot(f"{database}.account") == "rejoined"
     assert {verdict.verdict for verdict in verify_tables(cli.context)} == {"equal"}
-    rows = delta_table(cli.context, cli.context.require_plan().tables[0]).read()[0]
+    rows = delta_table(cli.context, cli.context.plans.require().tables[0]).read()[0]
     assert not pending and sorted(n for n in rows["n"].to_pylist() if n) == [1, 6, 8, 9]
 
 
@@ -154,7 +154,7 @@ def test_parts_of_the_table_cannot_be_read_again(cli: Cli, server: MySQLServer, 
     """Rows of the copy belong to no chunk, once the stream has written some."""
     cli.snapshot()
     with cli.opened() as (context, store):  # before that, they do
-        plan = context.require_plan()
+        plan = context.plans.require()
         assert run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t#1")).rows == 20
         assert run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t#2")).rows == 20
     server.session(database, f"INSERT INTO account VALUES ('{SECRETS[57]}', 1)")
@@ -203,7 +203,7 @@ def test_keys_that_are_hashed_from_now_on(cli: Cli, server: MySQLServer, databas
     cli.write()
     with cli.opened() as (context, store):
         run_epoch_in_process(begin_epoch(context, store, catch_up=True))
-        table = context.require_plan().tables[0]
+        table = context.plans.require().tables[0]
         rows = delta_table(context, table).read()[0]
         assert table.has_hashed_key and {len(mail) for mail in rows["mail"].to_pylist()} == {64}
     assert {verdict.verdict for verdict in verify_tables(cli.context)} == {"equal"}

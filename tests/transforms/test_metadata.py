@@ -52,7 +52,7 @@ def rows(cli: Cli, database: str, table: str) -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize("table", ["keyed", "keyless"])
 def test_the_place_of_the_last_change(cli: Cli, server: MySQLServer, database: str, table: str) -> None:
     cli.snapshot()
-    plan = cli.context.require_plan()
+    plan = cli.context.plans.require()
     identity = plan.p0.server
     for row in rows(cli, database, table).values():
         names = [name for name in row if name.startswith("_cdc_")]

@@ -310,7 +310,7 @@ def test_files_of_others_stay(cli: Cli, server: MySQLServer, shards: list[str]) 
     for file in (cli.sink / "all" / "orders").rglob("*.parquet"):
         os.utime(file, (old, old))
     context = cli.context
-    for table in context.require_plan().tables:
+    for table in context.plans.require().tables:
         target = context.sink.table(table)
         target.clear_staged("1")
         target.clean_up()
@@ -324,7 +324,7 @@ def test_slices_of_one_source_are_cleared(cli: Cli, shards: list[str]) -> None:
     """Those of others stay, though they are slices of the same attempt of the same group."""
     context = cli.context
     staged = []
-    for table in context.require_plan().tables[:2]:
+    for table in context.plans.require().tables[:2]:
         schema, target = table.copy.sink_schema, context.sink.table(table)
         row = {**dict.fromkeys(schema.names), "id": 1, "_cdc_seq": 1, "_cdc_op": "r", "_cdc_source": table.label}
         staged.append((target, target.stage("9/9/1/slice-0", [pa.Table.from_pylist([row], schema)])))
@@ -335,7 +335,7 @@ def test_slices_of_one_source_are_cleared(cli: Cli, shards: list[str]) -> None:
 
 def test_an_alter_from_another_definition(cli: Cli) -> None:
     context = cli.context
-    table = context.require_plan().tables[0]
+    table = context.plans.require().tables[0]
     other = table.select_columns(lambda name: name != "v")
     with pytest.raises(TerminalError, match="have other columns than the table had before"):
         context.sink.table(table).alter(other, {"cdc/test/altered": 1}, Fence("cdc/test", 1))
@@ -378,7 +378,7 @@ def test_commits_of_one_process_are_not_read(
 def test_a_lost_commit_is_not_known(cli: Cli, shards: list[str]) -> None:
     """Another process was faster. The tables of this one must not take what was not written for a commit."""
     context = cli.context
-    logs = [context.sink.table(table).load_log() for table in context.require_plan().tables[:2]]  # type: ignore[attr-defined]
+    logs = [context.sink.table(table).load_log() for table in context.plans.require().tables[:2]]  # type: ignore[attr-defined]
     other = DeltaLog(logs[0].storage)
     other.refresh()
     assert other.commit([{"txn": {"appId": f"{shards[1]}.orders:cdc/other", "version": 7}}], "TEST")
@@ -418,7 +418,7 @@ def test_one_checkpoint_is_enough(
 def test_a_log_that_was_restored_from_a_backup(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
     """What this process knows of the log from before is void."""
     context, folder = cli.context, cli.sink / "all" / "orders"
-    log = context.sink.table(context.require_plan().tables[0]).load_log()  # type: ignore[attr-defined]
+    log = context.sink.table(context.plans.require().tables[0]).load_log()  # type: ignore[attr-defined]
     versions = {path: path.read_bytes() for path in (folder / "_delta_log").glob("*.json")}
     before = log.version
     for number in range(3):
@@ -437,7 +437,7 @@ def test_a_log_that_was_restored_from_a_backup(cli: Cli, server: MySQLServer, sh
 def test_an_outdated_writer_of_one_table(cli: Cli, server: MySQLServer, shards: list[str]) -> None:
     """The copy still has the columns that it knows, but not it alone decides which those are."""
     context = cli.context
-    before = context.require_plan().tables[0]
+    before = context.plans.require().tables[0]
     old = context.sink.table(before)
     server.session(shards[0], "ALTER TABLE orders ADD COLUMN more INT", "UPDATE orders SET more = 1 WHERE id = 1")
     cli.catch_up()
@@ -716,7 +716,7 @@ def test_a_row_moves_during_the_snapshot(unique: Cli, server: MySQLServer, shard
     unique.value["snapshot"] |= {"group_rows": ROWS}
     unique.write()
     with unique.opened() as (context, store):
-        context.ensure_plan(store)
+        context.plans.ensure(store)
     server.session(shards[0], "DELETE FROM orders WHERE id = 5")
     server.session(shards[2], "INSERT INTO orders VALUES (5, 'moved', 1)")
     unique.snapshot()

@@ -156,7 +156,7 @@ def test_hidden_columns(world: World, metadata: str) -> None:
             "INSERT INTO p VALUES (1, 'x'), (2, NULL)",
         )
         cli = world.begin()
-        keys = {t.name: t.key for t in cli.context.require_plan().tables}
+        keys = {t.name: t.key for t in cli.context.plans.require().tables}
         assert keys == {"h": ("id",), "k": (), "p": ("id",)}  # a hash has no order that could be read in chunks
         start = world.end()
         world.run(
@@ -283,7 +283,7 @@ def test_years_of_two_digits(world: World) -> None:
     world.check(cli, "y", "k")
     world.agree(start, "y", "k")
     assert cli.rows(world.name, "y").filter(pc.field("id") == 1000)["y2"].to_pylist() == [70]
-    assert {t.name: t.key for t in cli.context.require_plan().tables} == {"y": ("id",), "k": ()}
+    assert {t.name: t.key for t in cli.context.plans.require().tables} == {"y": ("id",), "k": ()}
 
 
 def test_vectors(newest_mariadb_server: MySQLServer, tmp_path: Path) -> None:

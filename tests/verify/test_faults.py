@@ -89,7 +89,7 @@ def verdict(cli: Cli, table: str, **how: Any) -> TableComparison:
 
 def damage(cli: Cli, table: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
     """Behind the project's back."""
-    schema = next(t for t in cli.context.require_plan().tables if t.name == table)
+    schema = next(t for t in cli.context.plans.require().tables if t.name == table)
     target = delta_table(cli.context, schema)
     rows = target.read_with_soft_deleted()
     listed = sorted(rows.to_pylist(), key=lambda row: str(row[schema.columns[0].name]))

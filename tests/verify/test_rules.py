@@ -35,7 +35,7 @@ def verdict(cli: Cli) -> TableComparison:
 
 def damage(cli: Cli, change: Callable[[pa.Table], pa.Table]) -> None:
     """Behind the project's back."""
-    target = delta_table(cli.context, cli.context.require_plan().tables[0])
+    target = delta_table(cli.context, cli.context.plans.require().tables[0])
     put(target, change(target.read_with_soft_deleted().sort_by("id")), stat="id")
 
 

@@ -16,7 +16,7 @@ from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.driver.main import run_verification
 from airflow_provider_cdc.model.errors import CdcError, NotComparableError, NotComparableYetError
 from airflow_provider_cdc.observe.metrics import measure_pipeline
-from airflow_provider_cdc.runtime.run_context import SilentReporter
+from airflow_provider_cdc.runtime.resolved_pipeline import SilentReporter
 from airflow_provider_cdc.verify import compare as comparing
 from airflow_provider_cdc.verify.report import check_equal
 from airflow_provider_cdc.verify.run import verify_tables
@@ -51,7 +51,7 @@ class Heard(SilentReporter):
 
 def damage(cli: Cli, name: str) -> None:
     """Behind the project's back."""
-    target = delta_table(cli.context, next(t for t in cli.context.require_plan().tables if t.name == name))
+    target = delta_table(cli.context, next(t for t in cli.context.plans.require().tables if t.name == name))
     put(target, target.read_with_soft_deleted().filter(pc.not_equal(pc.field("id"), 2)), stat="id")
 
 

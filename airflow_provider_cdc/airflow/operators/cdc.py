@@ -258,7 +258,7 @@ class CdcSnapshotOperator(OpenLineageMixin, DriverOperator):
 
         request = TaskRequest(arguments["task"], arguments["task_request"])
         with closing(run_context.open_state_database()) as store:
-            plan = run_context.ensure_plan(store)
+            plan = run_context.plans.ensure(store)
             results = adopt_finished_groups(run_context, store, plan, arguments["groups"], request)
         return [result.to_json() for result in results]
 

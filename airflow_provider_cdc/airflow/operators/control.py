@@ -66,7 +66,7 @@ class CdcStopOperator(PipelineOperator):
         until = time.time() + self.timeout.total_seconds()
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
-            name = run_context.require_plan().pipeline
+            name = run_context.plans.require().pipeline
             with closing(run_context.open_state_database()) as store:
                 run, is_alive = run_context.liveness.wait_until_known(store, name)
                 if run is None or not is_alive:

@@ -106,7 +106,7 @@ class CdcSnapshotSensor(PipelineTemplateMixin, BaseSensorOperator):
         checked = None
         try:
             run_context = make_run_context(self.pipeline, self.log)
-            plan = run_context.require_plan()
+            plan = run_context.plans.require()
             checked = run_context, plan, False, None
             return run_context, plan, *self._check_snapshot(context, run_context, plan)
         except TransientError as error:

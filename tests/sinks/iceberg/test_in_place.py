@@ -233,7 +233,7 @@ def test_a_partition_column_is_not_renamed(server: MySQLServer, tmp_path: Path) 
 def test_what_the_table_is_asked_before(cli: Cli, merge: str) -> None:
     """Once a definition is stored, it must be possible to follow it."""
     context = cli.context
-    (schema,) = [table for table in context.require_plan().tables if table.name == "a"]
+    (schema,) = [table for table in context.plans.require().tables if table.name == "a"]
 
     def why_not(column: str, data_type: str) -> str | None:
         columns = [

@@ -41,7 +41,7 @@ def pipeline(folder: Path, server: MySQLServer, database: str, merge: str, by: S
 
 def sink_table(cli: Cli) -> IcebergSinkTable:
     context = cli.context
-    target = context.sink.table(context.require_plan().tables[0])
+    target = context.sink.table(context.plans.require().tables[0])
     assert isinstance(target, IcebergSinkTable)
     return target
 

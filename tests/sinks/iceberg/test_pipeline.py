@@ -43,7 +43,7 @@ def equal(cli: Cli, tables: int = 4) -> None:
 
 def sink_table(cli: Cli, name: str) -> IcebergSinkTable:
     context = cli.context
-    (schema,) = [table for table in context.require_plan().tables if table.name == name]
+    (schema,) = [table for table in context.plans.require().tables if table.name == name]
     target = context.sink.table(schema)
     assert isinstance(target, IcebergSinkTable)
     return target
@@ -87,7 +87,7 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
     with cli.opened() as (context, store):
         data = find_pipeline_data(context, store)
         assert len(data.table_folders) == 4
-        tables = [context.sink.table(table) for table in context.require_plan().tables]
+        tables = [context.sink.table(table) for table in context.plans.require().tables]
         delete_pipeline(context, store, data, delete_tables=True)
         assert not any(table.exists() for table in tables) and not context.sink.resume_point().exists()
     assert not [*cli.sink.rglob("*.parquet"), *cli.sink.rglob("*.avro")]
