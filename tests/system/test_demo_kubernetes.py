@@ -101,6 +101,7 @@ def test_in_a_cluster_that_it_is_given(kubernetes: Kubernetes, tmp_path: Path) -
 @pytest.mark.timeout(1800)
 def test_in_a_cluster_that_it_starts() -> None:
     folder = temporary_folder("cdc-demo-")  # pytest's own is too long for the sockets of containerd
+    folder.chmod(0o755)  # PostgreSQL runs as another user
     assert_story(run_demo(folder, {}))
     assert list(folder.iterdir()) == []
     remove_folder(folder)
