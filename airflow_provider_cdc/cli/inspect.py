@@ -105,7 +105,7 @@ def plan(path: str, as_json: bool) -> None:
 def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: Any) -> None:
     """Compare source and sink. Exits with 1 if they differ, and with 4 if only some tables cannot be compared now."""
     from airflow_provider_cdc.config.selection import TableSelection
-    from airflow_provider_cdc.driver.main import run_verification
+    from airflow_provider_cdc.driver.phases import run_verification
     from airflow_provider_cdc.verify.report import check_equal, describe_equal, repair_hint
 
     selection = TableSelection.from_options(**chosen, today=datetime.now(UTC).toordinal())

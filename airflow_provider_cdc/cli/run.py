@@ -69,7 +69,7 @@ def run(path: str, catch_up: bool) -> None:
 @click.option("--purge", is_flag=True, help="Rewrite every file that has deleted rows, and merge all small files.")
 def maintain(path: str, as_json: bool, purge: bool) -> None:
     """Compact the sink tables and delete old files. A stream may run at the same time."""
-    from airflow_provider_cdc.driver.main import run_maintenance
+    from airflow_provider_cdc.driver.phases import run_maintenance
 
     with open_context(path, quiet=as_json) as context:
         report = run_maintenance(context, purge=purge)
@@ -127,7 +127,7 @@ def _run_snapshot(context: RunContext, store: StateDatabase, spark: SparkSession
 
 def _run_stream(context: RunContext, store: StateDatabase, spark: SparkSession, catch_up: bool) -> None:
     """Follow the binlog. A continuous stream restarts after a transient failure, as in Airflow."""
-    from airflow_provider_cdc.driver.main import run_stream_epoch
+    from airflow_provider_cdc.driver.phases import run_stream_epoch
 
     catch_up = catch_up or context.pipeline.stream.mode == "catch_up"
     restarts, stop = RestartHistory(), threading.Event()

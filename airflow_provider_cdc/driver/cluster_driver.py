@@ -17,8 +17,9 @@ from typing import Any
 
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.config.connections import ResolvedConnection, database_url
+from airflow_provider_cdc.driver.carry_out import carry_out
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret, unseal
-from airflow_provider_cdc.driver.main import DriverRequest, carry_out
+from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS
 from airflow_provider_cdc.observe.log_lines import LOGGER_NAME

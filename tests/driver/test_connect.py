@@ -21,7 +21,7 @@ from airflow_provider_cdc.config.connections import ResolvedConnection, resolve_
 from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.config.spark_conf import parse_connect_server
 from airflow_provider_cdc.driver.launchers.local import start_attached
-from airflow_provider_cdc.driver.main import DriverRequest
+from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
 from airflow_provider_cdc.runtime.run_context import RunContext
 from tests.support.cli import Cli

@@ -24,7 +24,7 @@ from airflow_provider_cdc.driver.launchers.local import (
     start_attached,
     start_detached,
 )
-from airflow_provider_cdc.driver.main import DriverRequest
+from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import TerminalError, UnexpectedError
 from airflow_provider_cdc.sinks.files.layout import LocalFiles
 from airflow_provider_cdc.state import StateDatabase

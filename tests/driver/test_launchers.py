@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.driver.launchers.yarn_submission import _command, _submission_error
-from airflow_provider_cdc.driver.main import DriverRequest
+from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.spark.resource_manager import ResourceManager, _application_of
 

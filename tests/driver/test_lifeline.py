@@ -17,7 +17,7 @@ from airflow_provider_cdc import Pipeline, Sink, Source
 from airflow_provider_cdc.airflow.operators.stream_driver import request_stop
 from airflow_provider_cdc.config.connections import ResolvedConnection
 from airflow_provider_cdc.driver.launchers.local import detach_driver, new_log_file, result_file, start_detached
-from airflow_provider_cdc.driver.main import DriverRequest
+from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.state import StateDatabase
 from airflow_provider_cdc.system.processes import kill_session, pid_scope_id, process_start_time, session_members
 from tests.support.processes import wait_for

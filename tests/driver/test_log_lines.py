@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_cdc.config.connections import resolve_connection
 from airflow_provider_cdc.config.selection import TableSelection
 from airflow_provider_cdc.driver.launchers.local import start_attached
-from airflow_provider_cdc.driver.main import DriverRequest
+from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
 from airflow_provider_cdc.observe.log_lines import parse_log_line, relay_log_lines
 from tests.support.cli import Cli

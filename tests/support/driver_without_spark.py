@@ -49,10 +49,12 @@ def main() -> int:
     from airflow_provider_cdc.chunk_groups import spark_job as snapshot_job
     from airflow_provider_cdc.chunk_groups.task import run_in_threads
     from airflow_provider_cdc.driver import main as driver
+    from airflow_provider_cdc.driver import phases, spark_session
     from airflow_provider_cdc.observe import observer as observing
     from airflow_provider_cdc.stream import run as stream
 
-    driver._start_spark = lambda *_, **__: (_NoSpark(), None)  # type: ignore[assignment]
+    for module in (phases, spark_session):
+        module.start_spark = lambda *_, **__: (_NoSpark(), None)  # type: ignore[attr-defined]
     stream.run_epoch_on_spark = _stream  # type: ignore[assignment]
     observing._INTERVAL_SECONDS = _OBSERVED
     snapshot_job.spark_runner = lambda *_: run_in_threads

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_provider_cdc.config.selection import TableSelection
-from airflow_provider_cdc.driver.main import run_verification
+from airflow_provider_cdc.driver.phases import run_verification
 from airflow_provider_cdc.model.errors import CdcError, NotComparableError, NotComparableYetError
 from airflow_provider_cdc.observe.metrics import measure_pipeline
 from airflow_provider_cdc.runtime.resolved_pipeline import SilentReporter

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context as AirflowContext
     from jinja2 import Environment
 
-    from airflow_provider_cdc.driver.main import DriverRequest
+    from airflow_provider_cdc.driver.request import DriverRequest
     from airflow_provider_cdc.runtime.run_context import RunContext
 
 #: A pipeline as an operator accepts it: the object, its plain values, or YAML (a file name, or the text itself).
@@ -114,7 +114,7 @@ def make_run_context(value: Mapping[str, Any] | str, log: Any) -> RunContext:
 def make_driver_request(pipeline: Pipeline, **what: Any) -> DriverRequest:
     """Return a driver request that includes the pipeline's connections."""
     from airflow_provider_cdc.airflow.hooks.connections import resolve_connection
-    from airflow_provider_cdc.driver.main import DriverRequest
+    from airflow_provider_cdc.driver.request import DriverRequest
 
     connections = {conn_id: resolve_connection(conn_id).to_json() for conn_id in pipeline.connection_ids}
     log_level = conf.get("logging", "logging_level", fallback="INFO").upper()

@@ -176,7 +176,7 @@ class DriverOperator(PipelineOperator):
         :returns: its outcome.
         """
         from airflow_provider_cdc.driver.launchers.launcher import make_launcher
-        from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
+        from airflow_provider_cdc.driver.spark_session import UI_LINE_PREFIX
 
         request = make_driver_request(run_context.pipeline, **arguments)
         with make_launcher(run_context).run(request, task_identity(context)) as self._driver:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret, new_key, seal
-from airflow_provider_cdc.driver.main import UI_LINE_PREFIX
+from airflow_provider_cdc.driver.spark_session import UI_LINE_PREFIX
 from airflow_provider_cdc.model.errors import (
     REPORT_REMEDY,
     AlreadyRunningError,
@@ -32,7 +32,7 @@ from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS, Heartbeat
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.driver.main import DriverRequest
+    from airflow_provider_cdc.driver.request import DriverRequest
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow, StateDatabase
     from airflow_provider_cdc.state.models import DriverRow

@@ -12,7 +12,7 @@ from airflow_provider_cdc.spark.resource_manager import tail_driver_log
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.driver.launchers.cluster import ClusterManager
-    from airflow_provider_cdc.driver.main import DriverRequest
+    from airflow_provider_cdc.driver.request import DriverRequest
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow
 

@@ -26,7 +26,7 @@ from airflow_provider_cdc.system.processes import end_session, rotated_log
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.driver.main import DriverRequest
+    from airflow_provider_cdc.driver.request import DriverRequest
     from airflow_provider_cdc.state import EpochRow
 
 #: ``-P`` prevents imports from the driver's working folder, where other users may be able to write.
