@@ -25,8 +25,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import boto3
-from botocore.config import Config
 from obstore.store import S3Store
 
 from tests.support.packages import ServerUnavailable, cache_folder, locked
@@ -134,6 +132,9 @@ class S3:
 
 @cache
 def _client(place: S3) -> Any:
+    import boto3  # not every environment of tests/versions.py has it
+    from botocore.config import Config
+
     return boto3.client(
         "s3",
         endpoint_url=place.endpoint,
