@@ -14,9 +14,10 @@ from airflow_provider_cdc.verify.run import verify_tables
 from tests import ROOT
 from tests.driver.test_yarn import cli  # noqa: F401  # a fixture
 from tests.support.cli import Cli
-from tests.support.cluster_tasks import ROWS, read
+from tests.support.cluster_tasks import ROWS, follow, read
 from tests.support.environments import make_environment, needed_packages
-from tests.support.processes import remove_folder, temporary_folder
+from tests.support.processes import remove_folder, temporary_folder, wait_for
+from tests.support.servers import MySQLServer
 from tests.support.yarn import Yarn
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -88,10 +89,12 @@ def test_an_archive_in_hdfs(
     cli: Cli,  # noqa: F811
     yarn_with_hdfs: Yarn,
     spark_conf: dict[str, str],
+    mysql_server: MySQLServer,
+    database: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Two drivers share what a node has unpacked. The default file system is HDFS, and the sink is a folder."""
+    """Drivers share what a node has unpacked. The default file system is HDFS; the sink and checkpoints are folders."""
     archive = Path(spark_conf["spark.yarn.dist.archives"].removeprefix("file://").removesuffix("#env"))
     address = yarn_with_hdfs.put(archive, f"/cdc/{archive.name}")
     conf = {**spark_conf, "spark.yarn.dist.archives": f"{address}#env"}
@@ -101,4 +104,13 @@ def test_an_archive_in_hdfs(
         use_archive(cli, yarn_with_hdfs, tmp_path / "cache", conf)
         check_snapshot(cli, yarn_with_hdfs, tmp_path / "cache", capsys)
         assert [*(tmp_path / f"sink{number}").rglob("_delta_log/*.json")]
+    assert unpacked_environments(yarn_with_hdfs) == 1
+    follow(cli)
+    mysql_server.execute(f"INSERT INTO {database}.t VALUES (1000, 'later')")
+    with cli.opened() as (_, store):
+        wait_for("a change", lambda: (run := store.newest_epoch("p1")) is not None and run.changes == 1, 300)
+        store.request_stop("p1")
+        wait_for("the stream ends", lambda: store.newest_epoch("p1").state == "stopped", 120)  # type: ignore[union-attr]
+        wait_for("its driver ends", lambda: not store.live_drivers("p1"), 60)
+    assert all(verdict.is_equal for verdict in verify_tables(cli.context))
     assert unpacked_environments(yarn_with_hdfs) == 1
