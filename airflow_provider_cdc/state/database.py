@@ -219,10 +219,12 @@ def _prepare_file(path: Path, migrate: bool) -> None:
         except OSError as error:
             message = f"cannot create the folder of the state database file {path}: {error.strerror}"
             raise NotReadyError(message, "Use a file in a writable folder") from None
-        with suppress(OSError):  # SQLite reports the problem better
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE))
-            for companion in ("", "-wal", "-shm"):  # SQLite creates them with the permissions of the file
-                remove_others_access(path.with_name(path.name + companion))
+        with suppress(OSError):  # it exists; or SQLite reports the problem better
+            # A file that exists must not be opened: by closing it, this process would lose the locks of its other
+            # connections, and the next process to leave the database would delete the log that they read and write.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE))
+        for companion in ("", "-wal", "-shm"):  # SQLite creates them with the permissions of the file
+            remove_others_access(path.with_name(path.name + companion))
     elif not path.exists():
         message = f"there is no state database file {path}"
         raise NoStateDatabaseError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")

@@ -1,14 +1,18 @@
-"""Connections to servers that fall silent, or take no writes."""
+"""Connections to servers that fall silent, or take no writes; files that several connections use."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 from sqlalchemy import URL, event, make_url, text
 
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.state import StateDatabase, engine
+from tests import ROOT
 from tests.support.postgres import Postgres
 from tests.support.proxy import Proxy
 
@@ -53,3 +57,31 @@ def test_a_server_that_takes_no_writes(postgres: Postgres) -> None:
         assert store.pipeline_names() == []
         with pytest.raises(TransientError, match="read-only transaction. Try again when it is .* writable"):
             store.register_pipeline("r", "server")
+
+
+_OTHER_PROCESS = """
+import sys
+from contextlib import closing
+from airflow_provider_cdc.state import StateDatabase
+with closing(StateDatabase.open(sys.argv[1], migrate=True)) as store:
+    store.register_pipeline(sys.argv[2], "server")
+"""
+
+
+def test_a_file_that_is_opened_twice_in_a_process(tmp_path: Path) -> None:
+    """The first connection keeps its locks: it sees what other processes write, and nothing is lost when they leave."""
+    address = f"sqlite:///{tmp_path}/bookkeeping.db"
+
+    def write_elsewhere(pipeline: str) -> None:
+        subprocess.run([sys.executable, "-c", _OTHER_PROCESS, address, pipeline], cwd=ROOT, check=True)
+
+    with closing(StateDatabase.open(address, migrate=True)) as store:
+        store.register_pipeline("a", "server")
+        StateDatabase.open(address, migrate=True).close()
+        write_elsewhere("b")
+        assert sorted(store.pipeline_names()) == ["a", "b"]
+        store.register_pipeline("c", "server")
+        write_elsewhere("d")
+        assert sorted(store.pipeline_names()) == ["a", "b", "c", "d"]
+    with closing(StateDatabase.open(address, migrate=True)) as store:
+        assert sorted(store.pipeline_names()) == ["a", "b", "c", "d"]
