@@ -21,11 +21,15 @@ REQUIRED_RIGHTS = (
     ("get", "pods", "exec"),
     ("create", "pods", "exec"),
 )
+_POLICY_REMEDY = (
+    "Change the pod template so that the policies of the namespace (pod security, limits, quota, webhooks) accept it"
+)
 RIGHTS_REMEDY = (
     "Give the user of the tasks a role in that namespace with the verbs create, get, list and delete of pods, get of "
     "pods/log, and create and get of pods/exec, as the role of Airflow's Helm chart has them"
 )
 _EXTRA = ("in_cluster", "kube_config", "kube_config_path", "cluster_context", "namespace", "disable_verify_ssl")
+_LACKS_RIGHT = re.compile(r"cannot \w+ resource|^Forbidden \(")
 _HANDSHAKE = re.compile(r"Handshake status (?P<status>\d+) (?P<reason>.*?)(?: -\+-\+-|$)")
 #: Those of Airflow's own operators.
 _IGNORED = ("disable_tcp_keepalive",)
@@ -58,10 +62,18 @@ def make_configuration(cluster: KubernetesCluster, conn: ResolvedConnection | No
             "Run Airflow in the cluster with a service account, or name a connection of type kubernetes in the extra "
             "kubernetes_conn_id of the Spark connection",
         ) from None
-    loaded.host = cluster.api_server.rstrip("/")
     loaded.retries = 0  # the callers repeat what is worth it
-    if extra.get("disable_verify_ssl") in (True, "true", "True"):
-        loaded.verify_ssl = False
+    refresh_token = loaded.refresh_api_key_hook
+
+    def set_address(configuration: Any) -> None:
+        if refresh_token is not None:
+            refresh_token(configuration)  # sets the address of the kubeconfig file or of this pod's cluster again
+        configuration.host = cluster.api_server.rstrip("/")
+        if extra.get("disable_verify_ssl") in (True, "true", "True"):
+            configuration.verify_ssl = False
+
+    set_address(loaded)
+    loaded.refresh_api_key_hook = set_address  # called before each request
     return loaded
 
 
@@ -117,8 +129,10 @@ def _to_cdc_error(what: str, error: Any) -> NotReadyError | TransientError:
     text = f"Kubernetes did not {what}: {reason}"
     if "exceeded quota" in reason:
         return TransientError(text, "Wait until other pods of the namespace have ended, or raise its quota")
-    if status in (401, 403):
+    if status == 401 or (status == 403 and _LACKS_RIGHT.search(reason)):
         return NotReadyError(text, RIGHTS_REMEDY)
+    if status == 403:
+        return NotReadyError(text, _POLICY_REMEDY)
     if status in (400, 404, 422):
         return NotReadyError(text, "Check the pod template, the image, the namespace, and spark.conf")
     return TransientError(text, "Try again; if it lasts, see the log of the API server")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ CONTAINER_ANNOTATION = "airflow-cdc/container"
 #: Seconds for an answer. Airflow kills a task 5 s after it has asked it to end.
 _TIMEOUT = 5.0
 _EXEC_SECONDS = 30.0
+#: Seconds that the driver of a stream that has stopped may take to end.
+_ENDING_SECONDS = 15.0
+#: How long after its time to end a deleted pod counts as lost with its node.
+_OVERDUE = timedelta(seconds=10)
 #: How long a pod that has failed stays, so that people can look at it.
 _KEEP_FINISHED = timedelta(hours=1)
 _LOG = re.compile(r"kubectl -n (?P<namespace>\S+) logs (?P<pod>\S+) -c (?P<container>\S+)")
@@ -188,6 +193,18 @@ class PodManager:
         """Delete a pod that has succeeded."""
         self.kill(job)
 
+    def clean_up_by_log(self, log: str | None) -> None:
+        """Delete the pod that has a log when its driver has ended; if that takes long, a later driver does it."""
+        match = _LOG.fullmatch(log or "")
+        deadline = time.monotonic() + _ENDING_SECONDS
+        with suppress(CdcError):
+            while match is not None and (pod := self._read(match["namespace"], match["pod"])) is not None:
+                if pod.is_over:
+                    self.kill(pod.id)
+                if pod.is_over or time.monotonic() > deadline:
+                    return
+                time.sleep(0.5)
+
     def delete_finished(self, pipeline: str) -> None:
         """Delete the pods of drivers of a pipeline that have ended some time ago."""
         selector = f"{PIPELINE_LABEL}={pipeline}"
@@ -196,6 +213,8 @@ class PodManager:
         for value in (pod.to_dict() for pod in pods.items):
             pod = to_pod(value)
             ended = (_driver_state(value, pod.container).get("terminated") or {}).get("finished_at")
+            if not pod.is_active:  # one that its node has refused has no containers
+                ended = ended or value["metadata"]["creation_timestamp"]
             if ended is not None and datetime.now(UTC) - ended > _KEEP_FINISHED:
                 self.kill(pod.id)
 
@@ -205,12 +224,15 @@ class PodManager:
         :param line: the line, with its end.
         :raises CdcError: if that fails. It may be tried again.
         """
+        import websocket
         from kubernetes.client import ApiClient, CoreV1Api
         from kubernetes.stream import stream
 
         # A separate client: while it is used, it cannot make ordinary requests.
         api = CoreV1Api(ApiClient(self._configuration))
         with translate_api_errors("run a command in the pod of the driver"):
+            default = websocket.getdefaulttimeout()
+            websocket.setdefaulttimeout(_EXEC_SECONDS)  # the client itself sets none
             try:
                 channel = stream(
                     api.connect_get_namespaced_pod_exec,
@@ -226,10 +248,23 @@ class PodManager:
                 )
             except AttributeError as error:  # some versions of the client expect a body in each refusal
                 raise error.__context__ or error from None
+            finally:
+                websocket.setdefaulttimeout(default)
             try:
                 channel.write_stdin(line)
                 channel.run_forever(timeout=_EXEC_SECONDS)
                 code = channel.returncode
+            except (
+                websocket.WebSocketException,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:  # it ends without a code
+                raise TransientError(
+                    f"the connection to pod {pod.id} was lost while the request was handed over "
+                    f"({type(error).__name__})",
+                    "Try again",
+                ) from None
             finally:
                 channel.close()
         if code != 0:
@@ -296,7 +331,11 @@ def to_pod(value: Mapping[str, Any]) -> Pod:
     status, metadata = value["status"] or {}, value["metadata"]
     container = (metadata.get("annotations") or {}).get(CONTAINER_ANNOTATION, "")
     state = _driver_state(value, container)
-    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    ended = state.get("terminated") or {}
+    first = [(one.get("state") or {}).get("waiting") or {} for one in status.get("init_container_statuses") or []]
+    waiting = next(
+        (one for one in first if one.get("reason") in (*_CANNOT_START, *_BLOCKED)), state.get("waiting") or {}
+    )
     conditions = [
         condition
         for condition in status.get("conditions") or []
@@ -305,18 +344,21 @@ def to_pod(value: Mapping[str, Any]) -> Pod:
     reasons = [_describe(source.get("reason"), source.get("message")) for source in (status, *conditions, waiting)]
     if ended:
         reasons.append(_describe(ended.get("reason"), ended.get("message") or f"exit code {ended.get('exit_code')}"))
-    if metadata.get("deletion_timestamp") is not None:
+    phase, deleted_at = status.get("phase") or "Unknown", metadata.get("deletion_timestamp")  # with the time to end
+    if deleted_at is not None:
         reasons.append("it is being deleted")
-    phase = status.get("phase") or "Unknown"
+    is_overdue = deleted_at is not None and datetime.now(UTC) - deleted_at > _OVERDUE
+    if is_overdue:
+        reasons.append("its node does not say that it has ended")
     return Pod(
         metadata["namespace"],
         metadata["name"],
         container,
         phase,
         "; ".join(filter(None, reasons)),
-        is_running=bool(state.get("running")) and metadata.get("deletion_timestamp") is None,
+        is_running=bool(state.get("running")) and deleted_at is None,
         is_blocked=waiting.get("reason") in _BLOCKED,
-        is_over=phase in ("Succeeded", "Failed") or bool(ended) or waiting.get("reason") in _CANNOT_START,
+        is_over=phase in ("Succeeded", "Failed") or bool(ended) or is_overdue or waiting.get("reason") in _CANNOT_START,
     )
 
 

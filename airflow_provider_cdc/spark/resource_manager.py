@@ -100,6 +100,9 @@ class ResourceManager:
     def clean_up(self, job: str) -> None:
         """Do nothing: YARN removes what is left of an application itself."""
 
+    def clean_up_by_log(self, log: str | None) -> None:
+        """Do nothing, for the same reason."""
+
     def tail_log(self, log: str | None, lines: int) -> list[str]:
         """Return the last lines of a driver's log; empty if it cannot be read from here."""
         return tail_driver_log(log, lines)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from airflow.exceptions import AirflowFailException
 
-from airflow_provider_cdc.model.errors import TransientError, UnexpectedError
+from airflow_provider_cdc.model.errors import CdcError, TransientError, UnexpectedError
 from airflow_provider_cdc.preflight.check_result import run_check
 from airflow_provider_cdc.preflight.cluster import check_cluster
 from airflow_provider_cdc.spark.kubernetes_pods import pod_name
@@ -266,6 +266,48 @@ def kill_in_pod(kubernetes: Kubernetes, pod: str, words: str) -> None:
     os.kill(min(found), signal.SIGKILL)
 
 
+def test_an_error_in_a_pod(cli: Cli, kubernetes: Kubernetes) -> None:
+    """The driver ends by itself, and its pod stays for a while, with its log."""
+    cli.value["spark"]["conf"]["spark.driver.extraJavaOptions"] = "-XX:Nonsense"
+    cli.write()
+    with pytest.raises(CdcError):
+        read(cli.file)
+    wait_for("it ends", lambda: not running_pods(kubernetes), 60)
+    (pod,) = kubernetes.pods()
+    assert pod.status.phase == "Failed" and pod.metadata.deletion_timestamp is None
+    log = kubernetes.client().read_namespaced_pod_log(pod.metadata.name, kubernetes.namespace)
+    assert "ended by an error" in log
+
+
+def test_a_node_that_is_gone(cli: Cli, kubernetes: Kubernetes) -> None:
+    """Its pods are deleted after a while, and nobody says that they have ended: their drivers are lost."""
+    cli.value["snapshot"]["max_rows_per_second"] = 2
+    cli.write()
+    pod = kubernetes.pod_template(cli.folder)
+    pod["spec"]["tolerations"] = [
+        {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
+        for taint in ("not-ready", "unreachable")
+    ]
+    pod["spec"]["terminationGracePeriodSeconds"] = 1
+    write_template(cli.folder, pod)
+    with ThreadPoolExecutor(1) as pool, cli.opened() as (_, store):
+        running = pool.submit(read, cli.file)
+        wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
+        name = pod_name(store.live_drivers("p")[0].id)
+        kubernetes.stop_kubelet()
+        try:
+            kill_in_pod(kubernetes, name, "pod_main")
+            error = running.exception(300)
+        finally:
+            kubernetes.start_kubelet()
+            kubernetes.wait_until_ready()
+        assert isinstance(error, TransientError) and "its node does not say that it has ended" in str(error), error
+        assert store.live_drivers("p") == []
+    wait_for("nothing is left", lambda: not running_pods(kubernetes), 120)
+    assert read(cli.file, try_number=2)["rows"] <= ROWS
+    assert all(verdict.is_equal for verdict in verify_tables(cli.context))
+
+
 def test_a_node_that_is_lost(cli: Cli, kubernetes: Kubernetes) -> None:
     """Nobody ends the driver, so it goes on; the task does not care who says nothing, as long as the driver does."""
     cli.value["snapshot"]["max_rows_per_second"] = 2
@@ -320,11 +362,13 @@ def test_a_stream(
         assert context.liveness.wait_until_known(store, "p")[1] is False
         third = follow(cli, {"epoch": 2, "found": False, "verdict": "lost"})
         assert third.epoch == 3
+        last_driver = next(row.id for row in store.live_drivers("p") if row.state == "running")
         assert re.search("epoch 2 on .* was lost.*exit code 137", capsys.readouterr().out)
         store.request_stop("p")
         wait_for("the stream ends", lambda: store.newest_epoch("p").state == "stopped", 120)  # type: ignore[union-attr]
         operator = stream_operator(cli.file)
         result = operator.resume(task_context("stream"), {"epoch": 3, "found": False, "verdict": "stopped"})
         assert result["state"] == "stopped"
-        wait_for("its driver has ended", lambda: not running_pods(kubernetes), 60)
+        names = [pod.metadata.name for pod in kubernetes.pods() if pod.metadata.deletion_timestamp is None]
+        assert pod_name(last_driver) not in names
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,16 @@ def test_the_connection() -> None:
     }
     access = ResolvedConnection("c", "kubernetes", extra={"kube_config": json.dumps(config), "namespace": "x"})
     found = make_configuration(address, access)
-    assert found.host == "https://api.test:6443" and "hunter2" in str(found.api_key) and found.verify_ssl
-    unverified = ResolvedConnection("c", "kubernetes", extra={**access.extra, "disable_verify_ssl": True})
-    assert not make_configuration(address, unverified).verify_ssl
+    assert "hunter2" in str(found.api_key) and found.verify_ssl
+    unverified = make_configuration(
+        address, ResolvedConnection("c", "kubernetes", extra={**access.extra, "disable_verify_ssl": True})
+    )
+    assert not unverified.verify_ssl
+    for configuration in (found, unverified):
+        assert configuration.host == "https://api.test:6443"
+        configuration.auth_settings()  # before each request, the client reads the token again
+        assert configuration.host == "https://api.test:6443"
+    assert found.verify_ssl and not unverified.verify_ssl
     for conn, words in (
         (ResolvedConnection("c", "mysql"), "must be of type kubernetes"),
         (ResolvedConnection("c", "kubernetes", extra={"kubeconfig": "x"}), "'kubeconfig' is not known"),
@@ -171,11 +178,12 @@ def test_the_connection() -> None:
 @pytest.mark.parametrize(
     ("status", "reason", "message", "kind", "words"),
     [
-        (403, "Forbidden", "pods is forbidden", NotReadyError, "pods is forbidden .403.*Helm chart"),
+        (403, "Forbidden", 'User "a" cannot create resource "pods"', NotReadyError, "resource .* .403.*Helm chart"),
+        (403, "Forbidden", 'violates PodSecurity "restricted"', NotReadyError, "policies of the namespace"),
         (403, "Forbidden", "forbidden: exceeded quota: q", TransientError, "raise its quota"),
         (422, "Unprocessable", "spec.x: Invalid value", NotReadyError, "pod template"),
         (503, "Unavailable", None, TransientError, "Unavailable .503"),
-        (0, "Handshake status 403 Forbidden -+-+- {'a': 1} -+-+- b''", None, NotReadyError, "Forbidden .403"),
+        (0, "Handshake status 403 Forbidden -+-+- {'a': 1} -+-+- b''", None, NotReadyError, "Forbidden .403.*role"),
     ],
 )
 def test_errors_of_the_api_server(
@@ -216,10 +224,20 @@ def test_what_a_pod_says() -> None:
     assert evicted.is_over and not evicted.is_active and "Evicted: low on memory" in str(evicted)
     assert pod_status({"waiting": {"reason": "ErrImageNeverPull"}}).is_over
     metadata = {"namespace": "n", "name": "p", "annotations": None, "deletion_timestamp": datetime.now(UTC)}
-    assert (
-        str(to_pod({"metadata": metadata, "status": {"phase": "Running"}})) == "pod n/p is Running: it is being deleted"
-    )
+    deleted = to_pod({"metadata": metadata, "status": {"phase": "Running"}})
+    assert str(deleted) == "pod n/p is Running: it is being deleted" and not deleted.is_over
     assert pod_status({"waiting": {"reason": "ImagePullBackOff"}}).is_blocked
+    first = pod_status(
+        {"waiting": {"reason": "PodInitializing"}},
+        init_container_statuses=[
+            {"name": "first", "state": {"waiting": {"reason": "ErrImagePull", "message": "none"}}}
+        ],
+    )
+    assert first.is_blocked and str(first) == "pod n/p is Pending: ErrImagePull: none"
+    # Its node has had the time to end it, and more: the API server waits for the node to say that it has.
+    metadata |= {"deletion_timestamp": datetime.now(UTC) - timedelta(minutes=1)}
+    lost = to_pod({"metadata": metadata, "status": {"phase": "Running"}})
+    assert lost.is_over and "its node does not say that it has ended" in str(lost)
 
 
 def test_a_request_that_comes_in_parts(tmp_path: Path) -> None:

@@ -118,13 +118,14 @@ def decide_after_epoch(
     :raises CdcError: the stream's error, if it needs a decision or a fix.
     :raises RestartNeeded: if the stream is to be restarted.
     """
-    from airflow_provider_cdc.driver.launchers.launcher import explain_loss
+    from airflow_provider_cdc.driver.launchers.launcher import clean_up_stream, explain_loss
 
     pipeline = run_context.pipeline.name
     epoch, verdict = int(event["epoch"]), WatchOutcome(event["verdict"])
     started_run = None if event["found"] else store.epoch_row(pipeline, epoch)
     if started_run is not None and started_run.state == WatchOutcome.CAUGHT_UP:  # even if another epoch has begun since
         log_driver_tail(run_context, log, started_run.log)
+        clean_up_stream(run_context, started_run.log)
         return _summary(store, started_run)
     if verdict is WatchOutcome.SUPERSEDED:
         log.info("epoch %s was taken over by a newer one", epoch)
@@ -151,6 +152,7 @@ def decide_after_epoch(
         raise RestartNeeded(error, ran_seconds, made_progress)
     if error is not None:
         raise error
+    clean_up_stream(run_context, run.log)
     if verdict is WatchOutcome.STOPPED and run.stop_by is not None:
         log.info("epoch %s was stopped by %s; starting the next", epoch, run.stop_by)
         return None

@@ -42,6 +42,8 @@ _POLL_SECONDS, _ASK_SECONDS = 1.0, 5.0
 _SILENT_SECONDS = 60.0
 #: Seconds to end a driver when the task is killed: Airflow sends SIGKILL after 5 s.
 _KILL_SECONDS = 4.0
+#: Seconds for a driver that has recorded its error to end.
+_ERROR_SECONDS = 15.0
 _TAIL_LINES = 40
 
 
@@ -99,6 +101,9 @@ class ClusterManager(Protocol):
     def clean_up(self, job: str) -> None:
         """Remove what the cluster still has of a job that has succeeded."""
 
+    def clean_up_by_log(self, log: str | None) -> None:
+        """Remove what the cluster still has of the job whose driver has a log, when it ends. This raises nothing."""
+
     def tail_log(self, log: str | None, lines: int) -> list[str]:
         """Return the last lines of a driver's log; empty if it cannot be read from here. This raises nothing."""
 
@@ -125,15 +130,18 @@ class ClusterDriver:
         self._monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)
         self._row: DriverRow | None = None
         self._asked_at, self._known_at = float("-inf"), time.monotonic()
-        self._released = False
+        self._released = self._is_ended_here = False
         #: What the manager last said.
         self._manager_says = ""
 
     @property
     def description(self) -> str:
-        """Id of the driver, and of its job if that is known."""
-        handle = self._row.handle if self._row is not None else None
-        return f"{self._manager.name}: {handle or 'not submitted yet'}, driver {self._driver}"
+        """Id of the driver, and of its job if that is known; where its log is, or why it waits."""
+        row = self._row
+        text = f"{self._manager.name}: {(row and row.handle) or 'not submitted yet'}, driver {self._driver}"
+        if row is not None and row.state in ("running", "ended"):
+            return f"{text}: {row.state}, log: {row.log}"
+        return f"{text}: waiting. {self._manager_says}".rstrip()
 
     @property
     def log(self) -> str | None:
@@ -209,6 +217,7 @@ class ClusterDriver:
             self._end(UnexpectedError(f"the Spark driver ended without a result: {job}", remedy))
 
     def _end(self, error: CdcError) -> None:
+        self._is_ended_here = True
         self._store.end_driver(self._driver, {"error": error.to_json()})
 
     def output_lines(self) -> Iterator[str]:
@@ -218,9 +227,7 @@ class ClusterDriver:
             row = self.look()
             if row is not None and row.state == "ended":
                 break
-            news = f"{self.description}: waiting. {self._manager_says}".rstrip()
-            if row is not None and row.state == "running":
-                news = f"{self.description}: running, log: {row.log}"
+            news = self.description
             if news != said and row is not None:
                 yield news
                 if row.link and row.state == "running":
@@ -281,11 +288,24 @@ class ClusterDriver:
         """End the driver if it still runs, unless it was released."""
         if self._released:
             return
-        if self._row is None or self._row.handle is None or "outcome" not in (self._row.outcome or {}):
+        row = self._row
+        if row is None or row.handle is None or row.state != "ended" or self._is_ended_here:
             self.terminate()
-        else:
+        elif "outcome" in (row.outcome or {}):
             with suppress(CdcError):
-                self._manager.clean_up(self._row.handle)
+                self._manager.clean_up(row.handle)
+        else:
+            self._end_after_error()
+
+    def _end_after_error(self) -> None:
+        """Let a driver that has said why it failed end by itself: what is left of it in the cluster has its log."""
+        deadline = time.monotonic() + _ERROR_SECONDS
+        with suppress(CdcError):
+            while (job := self._manager.find_job(self._driver)) is not None and not job.is_over:
+                if time.monotonic() > deadline:
+                    self._manager.kill(job.id)
+                    return
+                time.sleep(_POLL_SECONDS)
 
 
 class ClusterLauncher(ABC):

@@ -115,6 +115,14 @@ def explain_loss(context: RunContext, log: str | None) -> str:
     return ""
 
 
+def clean_up_stream(context: RunContext, log: str | None) -> None:
+    """Remove what a cluster still has of the driver of a stream that has ended as asked."""
+    with suppress(CdcError):
+        manager = cluster_manager(context)
+        if manager is not None:
+            manager.clean_up_by_log(log)
+
+
 def tail_log(context: RunContext, log: str | None, lines: int) -> list[str]:
     """Return the last lines of the log of a driver, wherever it is; empty if it cannot be read from here."""
     with suppress(CdcError):
