@@ -1,7 +1,8 @@
 """How a request reaches a driver in a cluster: sealed in the state database, and its key in Hadoop's credentials.
 
 YARN hands an application the credentials of its client in memory, over a channel of its own: they are on no command
-line, in no environment and in no file of HDFS. Only a random key and the connection of the state database are in them.
+line and in no environment. YARN's own files may have them (docs/deployment.md): only a random key and the connection
+of the state database are in them.
 The request, with all other secrets, is encrypted with that key in the driver's row, until the driver takes it.
 """
 
