@@ -34,7 +34,7 @@ def main() -> int:
     parent = os.getppid()
     spark = open_cluster_session()
     try:
-        return run_cluster_driver(_read_secret(spark), _log_address(), parent)
+        return run_cluster_driver(_read_secret(spark), _log_address(spark.sparkContext._jvm), parent)
     except CdcError as error:
         logging.getLogger(LOGGER_NAME).error("%s", error)
         return 1
@@ -56,10 +56,14 @@ def _read_secret(spark: SparkSession) -> DriverSecret:
     return DriverSecret.from_bytes(bytes(secret))
 
 
-def _log_address() -> str | None:
+def _log_address(jvm: Any) -> str | None:
     """Return the page of the logs of this container, from what YARN sets for each container."""
     node, port, container = (os.environ.get(name) for name in ("NM_HOST", "NM_HTTP_PORT", "CONTAINER_ID"))
     if not (node and port and container):
         return None
     user = os.environ.get("USER") or getpass.getuser()
-    return f"http://{node}:{port}/node/containerlogs/{container}/{user}"
+    # http:// or https://, as the ResourceManager chooses it (yarn.http.policy).
+    scheme = jvm.org.apache.hadoop.yarn.webapp.util.WebAppUtils.getHttpSchemePrefix(
+        jvm.org.apache.hadoop.yarn.conf.YarnConfiguration()
+    )
+    return f"{scheme}{node}:{port}/node/containerlogs/{container}/{user}"
