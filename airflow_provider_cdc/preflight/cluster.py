@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.config.spark_conf import KubernetesCluster, YarnCluster
 from airflow_provider_cdc.config.store_address import local_folder_of
+from airflow_provider_cdc.config.tls import is_local_host
 from airflow_provider_cdc.preflight.check_result import CheckResult
 from airflow_provider_cdc.sinks.storage.disk import is_on_network
 from airflow_provider_cdc.spark.session import runs_in_cluster
@@ -26,6 +27,7 @@ def check_cluster(context: RunContext) -> Iterator[CheckResult]:
             "drivers run in a cluster, and the state database is a file on one host",
             "Set state.conn_id to a PostgreSQL or MySQL database that Airflow and the cluster can reach",
         )
+    yield from _check_addresses(context)
     folder = local_folder_of(context.pipeline.sink.path)
     if folder is not None and not is_on_network(folder):
         yield CheckResult(
@@ -37,6 +39,22 @@ def check_cluster(context: RunContext) -> Iterator[CheckResult]:
         yield from _check_kubernetes(context, context.cluster)
     else:
         yield from _check_yarn(context.cluster)
+
+
+def _check_addresses(context: RunContext) -> Iterator[CheckResult]:
+    """Yield a warning for each server that only processes of this host reach by its address."""
+    pipeline, args, url = context.pipeline, context.connect_args, context.state_url
+    servers = [(f"source.conn_id {pipeline.source.conn_id}", args.get("host"), args.get("unix_socket"))]
+    if url is not None and url.get_backend_name() != "sqlite":
+        servers.append((f"state.conn_id {pipeline.state.conn_id}", url.host, url.query.get("unix_socket")))
+    for subject, host, socket in servers:
+        if is_local_host(host, socket):
+            yield CheckResult(
+                "warning",
+                f"drivers run in a cluster, and {subject} names {socket or host}, which other hosts and pods do not "
+                "reach",
+                "Use an address that Airflow and the cluster can reach",
+            )
 
 
 def _check_yarn(cluster: YarnCluster) -> Iterator[CheckResult]:
@@ -53,12 +71,22 @@ def _check_yarn(cluster: YarnCluster) -> Iterator[CheckResult]:
 
 
 def _check_kubernetes(context: RunContext, cluster: KubernetesCluster) -> Iterator[CheckResult]:
+    from airflow_provider_cdc.spark.kubernetes_api import make_configuration
     from airflow_provider_cdc.spark.kubernetes_pods import PodManager
     from airflow_provider_cdc.spark.pod_spec import make_pod, namespace_of
 
     conf = context.spark_config[1]
     pod = make_pod(context.pipeline.name, "check", "check", conf)  # before the API server is asked
-    manager = PodManager.connect(cluster, context.kubernetes, namespace_of(conf))
+    configuration = make_configuration(cluster, context.kubernetes)
+    if not configuration.verify_ssl:
+        yield CheckResult(
+            "warning",
+            f"the certificate of the API server at {configuration.host} is not verified, and drivers get passwords "
+            "through it",
+            "Remove disable_verify_ssl from the Kubernetes connection (insecure-skip-tls-verify from the kubeconfig), "
+            "and specify the CA in the kubeconfig",
+        )
+    manager = PodManager(configuration, namespace_of(conf))
     version = manager.check(pod)
     where = f"namespace {namespace_of(conf)} at {manager.address}"
     yield CheckResult("ok", f"drivers run in pods (Kubernetes {version}, {where})")

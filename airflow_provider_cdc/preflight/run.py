@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_provider_cdc.config.connections import connection_risk
 from airflow_provider_cdc.config.sink_section import KEEP
+from airflow_provider_cdc.config.spark_conf import KubernetesCluster
 from airflow_provider_cdc.config.store_address import local_folder_of
 from airflow_provider_cdc.config.table_paths import URL_READERS_REMEDY, url_escaped_characters
 from airflow_provider_cdc.model.errors import CdcError
@@ -23,6 +24,7 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature, HasCatalog
 from airflow_provider_cdc.sinks.storage.disk import why_not_writable
 from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
+from airflow_provider_cdc.spark.session import runs_in_cluster
 
 #: Free bytes below which a disk is nearly full: too little for a batch, a compaction and the state database.
 _MIN_FREE_BYTES = 1 << 30
@@ -39,7 +41,9 @@ def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResul
     results += run_check(lambda: _check_sink_supports(context))
     results += run_check(lambda: _check_connection_security(context))
     if spark:
-        if context.connect is None or context.pipeline.spark.master is not None:
+        # A task creates the pod of a driver without Spark.
+        creates_pods = isinstance(context.cluster, KubernetesCluster) and not runs_in_cluster()
+        if not creates_pods and (context.connect is None or context.pipeline.spark.master is not None):
             results += run_check(_check_runtime)
         results += run_check(lambda: check_cluster(context))
         results += run_check(lambda: _check_connect_server(context))

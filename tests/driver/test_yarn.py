@@ -96,6 +96,7 @@ def test_a_snapshot(
 def test_what_a_driver_needs_is_checked(cli: Cli, yarn: Yarn) -> None:
     found = [*map(str, run_check(lambda: check_cluster(cli.context)))]
     assert any("drivers run in YARN (Hadoop 3" in line and yarn.address in line for line in found), found
+    found = [line for line in found if "do not reach" not in line]  # the servers of the tests are on loopback
     assert any("seems to be on a disk of this host" in line for line in found) and len(found) == 2
 
 
