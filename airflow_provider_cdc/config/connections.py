@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 from airflow_provider_cdc.config.spark_conf import (
     CONNECT_TYPE,
     KUBERNETES_CONNECTION,
+    NAMESPACE,
     RESOURCE_MANAGER,
     ConnectServer,
     KubernetesCluster,
@@ -354,8 +355,33 @@ def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]
         master = f"{master}:{conn.port}"
     if master in ("yarn://", "local://"):  # the hook keeps the slashes, Spark accepts none
         master = conn.conn_type
-    conf = {"spark.yarn.queue": extra.get("queue"), "spark.kubernetes.namespace": extra.get("namespace")}
-    return check_master(f"the master of {what}", master), {k: str(v) for k, v in conf.items() if v}
+    check_master(f"the master of {what}", master)
+    conf = {}
+    for name, kind, setting in (("queue", "yarn", "spark.yarn.queue"), ("namespace", "k8s", NAMESPACE)):
+        if name not in extra:
+            continue
+        if master.partition("://")[0] != kind:
+            raise NotReadyError(f"{what}: extra {name!r} has no effect with master {master}", "Leave it out")
+        conf[setting] = str(extra[name])
+    return master, conf
+
+
+def with_pod_namespace(conf: Mapping[str, str], kubernetes: ResolvedConnection) -> dict[str, str]:
+    """Return the settings of a driver's pod with the namespace that the connection of type kubernetes names, if any.
+
+    :param conf: Spark settings.
+    :raises NotReadyError: if the settings name another one.
+    """
+    known = {key.removeprefix("extra__kubernetes__"): value for key, value in kubernetes.extra.items() if value}
+    named = known.get("namespace")
+    chosen = conf.get(NAMESPACE, named)
+    if named and chosen != named:
+        raise NotReadyError(
+            f"the Spark connection (or spark.conf) names the namespace {chosen}, and connection {kubernetes.conn_id} "
+            f"the namespace {named}",
+            "Leave one of them out",
+        )
+    return {**conf, NAMESPACE: chosen} if chosen else dict(conf)
 
 
 def connect_server(conn: ResolvedConnection) -> ConnectServer | None:

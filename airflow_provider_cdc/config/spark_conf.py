@@ -19,8 +19,9 @@ MASTER_FORMS = "local, local[N], local[*], spark://host:port[,host:port...], yar
 _LOCAL = re.compile(r"local(\[([1-9][0-9]{0,3}|\*)\])?")
 _ADDRESS = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
 _STANDALONE = re.compile(rf"spark://({_ADDRESS}(?:,{_ADDRESS})*)")
-_KUBERNETES = re.compile(r"k8s://(https?://)?[A-Za-z0-9_.\[\]:-]+(/[A-Za-z0-9_./~%-]*)?")
+_KUBERNETES = re.compile(r"k8s://(https?://)?[A-Za-z0-9_.\[\]:-]+(/(?!/)[A-Za-z0-9_./~%-]*)?")
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|\[::1\]")
+_LOOPBACK_API = re.compile(rf"k8s://http://({_LOOPBACK.pattern})(:[0-9]+)?(/.*)?")
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.\-]+")
 # All settings are on the command line of the JVM, which all users of the host can read.
@@ -83,14 +84,18 @@ class KubernetesCluster:
     conn_id: str | None = None
 
 
+#: Setting with the namespace of the pods.
+NAMESPACE = "spark.kubernetes.namespace"
 #: Spark settings that decide about the pod of a driver; all others that begin with ``spark.kubernetes.`` are refused.
 POD_SETTINGS = (
-    "spark.kubernetes.namespace",
+    NAMESPACE,
     "spark.kubernetes.container.image",
     "spark.kubernetes.driver.podTemplateFile",
     "spark.kubernetes.driver.podTemplateContainerName",
 )
 _DEFAULT_CORES = 2
+#: Settings of executors that a driver follows which is its own executor.
+_OWN_EXECUTOR_SETTINGS = ("spark.executor.heartbeatInterval", "spark.executor.pyspark.memory")
 
 
 def driver_pod_master(conf: Mapping[str, str]) -> str:
@@ -105,11 +110,19 @@ def driver_pod_master(conf: Mapping[str, str]) -> str:
                 "Leave it out. What the pod needs belongs into the file that spark.kubernetes.driver.podTemplateFile "
                 "names",
             )
-        if key == "spark.executor.instances" or key.startswith("spark.dynamicAllocation."):
+        if key.startswith("spark.yarn."):
+            raise NotReadyError(f"spark.conf: {key} has no effect on Kubernetes", "Leave it out")
+        if key == "spark.driver.memoryOverheadFactor":
+            raise NotReadyError(
+                f"spark.conf: {key} has no effect on the pod of a driver", "Use spark.driver.memoryOverhead"
+            )
+        if key == "spark.cores.max" or (
+            key.startswith(("spark.executor.", "spark.dynamicAllocation.")) and key not in _OWN_EXECUTOR_SETTINGS
+        ):
             raise NotReadyError(
                 f"spark.conf: {key}: with deploy-mode cluster on Kubernetes there are no executors",
-                "Leave it out: the pod of a driver does the work itself, with spark.driver.cores; chunk groups are "
-                "read by several pods at a time",
+                "Leave it out: the pod of a driver does the work itself, with spark.driver.cores and "
+                "spark.driver.memory; chunk groups are read by several pods at a time",
             )
     cores = conf.get("spark.driver.cores", str(_DEFAULT_CORES))
     if not re.fullmatch("[1-9][0-9]{0,2}", cores):
@@ -127,6 +140,11 @@ def parse_deploy_mode(what: str, master: str, extra: Mapping[str, Any]) -> YarnC
     mode = extra.get("deploy-mode", "client")
     if mode not in ("client", "cluster"):
         raise invalid_value(f"{what}: extra 'deploy-mode'", mode, "client or cluster")
+    if KUBERNETES_CONNECTION in extra and (mode == "client" or not master.startswith("k8s://")):
+        raise NotReadyError(
+            f"{what}: extra {KUBERNETES_CONNECTION!r} has no effect",
+            "Leave it out: it is for deploy-mode cluster with a k8s:// master",
+        )
     if mode == "client":
         return None
     if master.startswith("k8s://"):
@@ -193,6 +211,11 @@ def check_master(what: str, master: object) -> str:
     :raises NotReadyError: if it has not.
     """
     if isinstance(master, str):
+        if master.startswith("k8s://http://") and "@" not in master and not _LOOPBACK_API.fullmatch(master):
+            raise NotReadyError(
+                f"{what} is {master!r}: what the API server is sent, passwords too, would travel in clear text",
+                "Write k8s://https://host:port",
+            )
         if master == "yarn" or any(form.fullmatch(master) for form in (_LOCAL, _STANDALONE, _KUBERNETES)):
             return master
         if "@" in master:  # may be a password: not shown

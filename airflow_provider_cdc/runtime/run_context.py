@@ -16,6 +16,7 @@ from airflow_provider_cdc.config.connections import (
     resolve_connection,
     spark_cluster,
     spark_master_and_conf,
+    with_pod_namespace,
 )
 from airflow_provider_cdc.config.hash_key import hash_key_from_connection
 from airflow_provider_cdc.config.spark_conf import (
@@ -92,6 +93,7 @@ class RunContext(ResolvedPipeline):
             master = driver_pod_master(conf)
             if cluster.conn_id and not is_driver:
                 kubernetes = find_connection(cluster.conn_id)
+                conf = with_pod_namespace(conf, kubernetes)
         return cls(
             pipeline,
             args,

@@ -10,13 +10,14 @@ from typing import Any
 
 import yaml
 
+from airflow_provider_cdc.config.spark_conf import NAMESPACE
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import invalid_value
 from airflow_provider_cdc.spark.kubernetes_pods import CONTAINER_ANNOTATION, PIPELINE_LABEL, log_command, pod_name
 from airflow_provider_cdc.spark.session import DRIVER_POD_VARIABLE
 
 _TEMPLATE, _IMAGE = "spark.kubernetes.driver.podTemplateFile", "spark.kubernetes.container.image"
-_CONTAINER, _NAMESPACE = "spark.kubernetes.driver.podTemplateContainerName", "spark.kubernetes.namespace"
+_CONTAINER = "spark.kubernetes.driver.podTemplateContainerName"
 #: Folder in memory, and the pipe in it through which the driver gets its request.
 _FOLDER = "/run/airflow-cdc"
 REQUEST_PIPE = f"{_FOLDER}/request"
@@ -45,7 +46,7 @@ def namespace_of(conf: Mapping[str, str]) -> str:
 
     :param conf: Spark settings.
     """
-    return conf.get(_NAMESPACE, "default")
+    return conf.get(NAMESPACE, "default")
 
 
 def hand_over_command(conf: Mapping[str, str]) -> list[str]:
@@ -83,7 +84,7 @@ def make_pod(pipeline: str, driver: str, what: str, conf: Mapping[str, str]) -> 
     namespace, name = namespace_of(conf), pod_name(driver)
     if metadata.get("namespace", namespace) != namespace:
         raise NotReadyError(
-            f"the pod template is for namespace {metadata['namespace']}, and the Spark connection for {namespace}",
+            f"the pod template is for namespace {metadata['namespace']}, and the pods are created in {namespace}",
             "Set the extra namespace of the Spark connection, and leave it out in the template",
         )
     metadata |= {"name": name, "namespace": namespace}

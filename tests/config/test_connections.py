@@ -327,7 +327,10 @@ SPARK = [
     # As Airflow's form leaves it.
     (
         ResolvedConnection(
-            "c", "spark", "local", extra={"deploy-mode": "client", "spark-binary": "spark-submit", "queue": None}
+            "c",
+            "spark",
+            "local",
+            extra={"deploy-mode": "client", "spark-binary": "spark-submit", "queue": None, "namespace": ""},
         ),
         "local",
         {},
@@ -384,6 +387,14 @@ def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
         ),
         (ResolvedConnection("c", "spark", "yarn", extra={"spark-home": "/x"}), "extra 'spark-home' is not known"),
         (ResolvedConnection("c", "spark", "yarn", password="hunter2"), "has a login or password"),
+        (
+            ResolvedConnection("c", "spark", "local[4]", extra={"queue": "q"}),
+            "connection c: extra 'queue' has no effect with master local[4]. Leave it out",
+        ),
+        (ResolvedConnection("c", "spark", "k8s://h:6443", extra={"queue": "q"}), "extra 'queue' has no effect"),
+        (ResolvedConnection("c", "spark", "yarn", extra={"namespace": "n"}), "extra 'namespace' has no effect"),
+        (ResolvedConnection("c", "spark", "spark://h:7077", extra={"namespace": "n"}), "extra 'namespace' has no"),
+        (ResolvedConnection("c", "k8s", "http://h", port=8080), "would travel in clear text. Write k8s://https://"),
     ],
 )
 def test_spark_connections_that_are_refused(conn: ResolvedConnection, words: str) -> None:
@@ -414,6 +425,13 @@ YARN_RM = "yarn_resourcemanager_webapp_address"
         ),
         ("local[2]", {"deploy-mode": "cluster"}, "Spark has no cluster mode with a local master"),
         ("k8s://https://h:443", {}, None),
+        ("k8s://https://h:443", {"kubernetes_conn_id": ""}, None),
+        ("k8s://https://h:443", {"kubernetes_conn_id": "k"}, "connection c: extra 'kubernetes_conn_id' has no effect"),
+        (
+            "yarn",
+            {"deploy-mode": "cluster", YARN_RM: "rm:8088", "kubernetes_conn_id": "k"},
+            "has no effect. Leave it out: it is for deploy-mode cluster with a k8s:// master",
+        ),
     ],
 )
 def test_where_drivers_run(host: str, extra: dict[str, str], found: str | None) -> None:

@@ -407,6 +407,15 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("spark.master", "spark://host"), "spark.master is 'spark://host'"),
         (changed("spark.master", "spark://u:hunter2@h:1"), "spark.master is not the address of a Spark master"),
         (changed("spark.master", "k8s://https://u:hunter2@h"), "spark.master is not the address of a Spark master"),
+        (
+            changed("spark.master", "k8s://http://h:8080"),
+            "spark.master is 'k8s://http://h:8080': what the API server is sent, passwords too, would travel in clear "
+            "text. Write k8s://https://host:port",
+        ),
+        (changed("spark.master", "k8s://http://127.0.0.1.example/"), "would travel in clear text"),
+        (changed("spark.master", "k8s://http://[::1]h:80"), "would travel in clear text"),
+        (changed("spark.master", "k8s://http://:8080"), "would travel in clear text"),
+        (changed("spark.master", "k8s://HTTP://h"), "spark.master is 'k8s://HTTP://h'. It must be local"),
         (changed("spark.master", "sc://h:15002"), "spark.master is 'sc://h:15002'"),
         (changed("spark.master", ""), "spark.master is ''"),
         (changed("spark.master", 2), "spark.master is 2"),
@@ -441,7 +450,8 @@ def test_refusals_name_key_value_and_remedy(value: Any, words: str) -> None:
 @pytest.mark.parametrize(
     "master",
     ["local", "local[3]", "local[*]", "yarn", "spark://h:7077", "spark://h1.example:7077,h-2:7078", "spark://[::1]:7077",
-     "k8s://https://kubernetes.default.svc:443", "k8s://h:6443", "k8s://https://h/k8s/clusters/c-1"],
+     "k8s://https://kubernetes.default.svc:443", "k8s://h:6443", "k8s://https://h/k8s/clusters/c-1",
+     "k8s://http://127.0.0.1:8001", "k8s://http://[::1]:8001", "k8s://http://localhost:8001/path"],
 )  # fmt: skip
 def test_masters(master: str) -> None:
     assert Pipeline.from_dict(changed("spark.master", master)).spark == Spark(None, master)

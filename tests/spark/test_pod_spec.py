@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 import yaml
 
+from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, spark_cluster
 from airflow_provider_cdc.config.spark_conf import KubernetesCluster, driver_pod_master
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
 from airflow_provider_cdc.driver.pod_main import open_pipe, wait_for_secret
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.spark.kubernetes_api import _to_cdc_error, make_configuration
 from airflow_provider_cdc.spark.kubernetes_pods import to_pod
-from airflow_provider_cdc.spark.pod_spec import make_pod, pipeline_label
+from airflow_provider_cdc.spark.pod_spec import make_pod, namespace_of, pipeline_label
 from tests import ROOT
 
 IMAGE = {"spark.kubernetes.container.image": "registry.test/cdc:1"}
@@ -107,7 +109,7 @@ def test_what_a_template_says_stays(tmp_path: Path) -> None:
         ({"spec": []}, "must be mappings"),
         ({"spec": {"containers": {}}}, "no list of containers"),
         ({"spec": {"containers": [{"name": "a"}]}}, "have no image"),
-        ({"metadata": {"namespace": "other"}}, "is for namespace other, and the Spark connection for default"),
+        ({"metadata": {"namespace": "other"}}, "is for namespace other, and the pods are created in default"),
     ],
 )
 def test_templates_that_are_refused(tmp_path: Path, value: Any, words: str) -> None:
@@ -129,10 +131,16 @@ def test_settings_that_are_refused(tmp_path: Path) -> None:
     for key, words in (
         ("spark.kubernetes.executor.limit.cores", "has no effect on the pod"),
         ("spark.executor.instances", "there are no executors"),
+        ("spark.executor.memory", "there are no executors"),
+        ("spark.cores.max", "there are no executors"),
         ("spark.dynamicAllocation.enabled", "there are no executors"),
+        ("spark.driver.memoryOverheadFactor", r"no effect on the pod.*Use spark\.driver\.memoryOverhead$"),
+        ("spark.yarn.queue", "spark.yarn.queue has no effect on Kubernetes"),
     ):
         with pytest.raises(NotReadyError, match=words):
             driver_pod_master({key: "1"})
+    for key in ("spark.executorEnv.TZ", "spark.executor.pyspark.memory", "spark.executor.heartbeatInterval"):
+        assert driver_pod_master({key: "1"}) == "local[2]"  # the driver, which is its own executor, follows it
     with pytest.raises(NotReadyError, match=r"spark\.driver\.cores"):
         driver_pod_master({"spark.driver.cores": "0"})
     assert (driver_pod_master({}), driver_pod_master({"spark.driver.cores": "8"})) == ("local[2]", "local[8]")
@@ -173,6 +181,43 @@ def test_the_connection() -> None:
         with pytest.raises(NotReadyError, match=words) as error:
             make_configuration(address, conn)
         assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spark", "kube", "conf", "namespace"),
+    [
+        ({}, {}, {}, "default"),
+        ({"namespace": "a"}, {}, {}, "a"),
+        ({}, {"namespace": "b"}, {}, "b"),
+        ({}, {"extra__kubernetes__namespace": "b"}, {}, "b"),
+        ({"namespace": "a"}, {"namespace": "a"}, {}, "a"),
+        ({"namespace": "a"}, {"namespace": ""}, {}, "a"),
+        ({"namespace": "a"}, {"namespace": "b"}, {}, None),
+        ({}, {"namespace": "b"}, {"spark.kubernetes.namespace": "a"}, None),
+    ],
+)
+def test_the_namespace(spark: Any, kube: Any, conf: Any, namespace: str | None) -> None:
+    """It is that of the Spark connection, or else that of the connection of type kubernetes."""
+    extra = {"deploy-mode": "cluster", "kubernetes_conn_id": "kube", **spark}
+    known = {
+        "source": ResolvedConnection("source", "mysql", "db.test"),
+        "spark": ResolvedConnection("spark", "spark", "k8s://api.test:6443", extra=extra),
+        "kube": ResolvedConnection("kube", "kubernetes", extra=kube),
+    }
+    pipeline = Pipeline.from_dict(
+        {
+            "name": "p",
+            "source": {"conn_id": "source", "tables": ["d.t"]},
+            "sink": {"path": "/lake"},
+            "spark": {"conn_id": "spark", "conf": {**IMAGE, **conf}},
+        }
+    )
+    if namespace is None:
+        with pytest.raises(NotReadyError, match=r"names the namespace a, and connection kube the namespace b\. Leave"):
+            RunContext.for_pipeline(pipeline, find_connection=known.__getitem__)
+        return
+    settings = RunContext.for_pipeline(pipeline, find_connection=known.__getitem__).spark_config[1]
+    assert make_pod("p", "0", "check", settings)["metadata"]["namespace"] == namespace == namespace_of(settings)
 
 
 @pytest.mark.parametrize(
