@@ -298,7 +298,7 @@ class ClusterDriver:
             self._end_after_error()
 
     def _end_after_error(self) -> None:
-        """Let a driver that has said why it failed end by itself: what is left of it in the cluster has its log."""
+        """Wait for a driver that has recorded its error to end: what is left of it in the cluster has its log."""
         deadline = time.monotonic() + _ERROR_SECONDS
         with suppress(CdcError):
             while (job := self._manager.find_job(self._driver)) is not None and not job.is_over:
