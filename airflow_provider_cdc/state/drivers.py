@@ -14,7 +14,7 @@ from sqlalchemy import case, delete, select, update
 from airflow_provider_cdc.state.database import Database, execute_update
 from airflow_provider_cdc.state.models import DriverRow, storable_text, utc_now
 
-#: How long the rows of drivers that have ended stay.
+#: How long rows stay that no driver writes to: it has ended, or nobody wants it any more.
 _KEEP = timedelta(days=7)
 
 
@@ -30,9 +30,7 @@ class DriverRecords(Database):
         :param sealed: the encrypted request.
         """
         now = utc_now()
-        old = delete(DriverRow).where(
-            DriverRow.pipeline == pipeline, DriverRow.state == "ended", DriverRow.heartbeat_at < now - _KEEP
-        )
+        old = delete(DriverRow).where(DriverRow.pipeline == pipeline, DriverRow.heartbeat_at < now - _KEEP)
         with self._write_session() as session:
             execute_update(session, old)
             row = DriverRow(id=driver, pipeline=pipeline, what=what, requester=requester, state="wanted", sealed=sealed)
