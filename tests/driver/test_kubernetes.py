@@ -269,7 +269,7 @@ def kill_in_pod(kubernetes: Kubernetes, pod: str, words: str) -> None:
 
 def test_an_error_in_a_pod(cli: Cli, kubernetes: Kubernetes) -> None:
     """The driver ends by itself, and its pod stays for a while, with its log."""
-    cli.value["spark"]["conf"]["spark.driver.defaultJavaOptions"] = "-XX:Nonsense"
+    cli.value["spark"]["conf"]["spark.driver.defaultJavaOptions"] = "-javaagent:/nowhere.jar"
     cli.write()
     with pytest.raises((CdcError, AirflowFailException)):
         read(cli.file)
