@@ -254,12 +254,8 @@ class PodManager:
                 channel.write_stdin(line)
                 channel.run_forever(timeout=_EXEC_SECONDS)
                 code = channel.returncode
-            except (
-                websocket.WebSocketException,
-                LookupError,
-                TypeError,
-                ValueError,
-            ) as error:  # it ends without a code
+            except (websocket.WebSocketException, LookupError, TypeError, ValueError) as error:
+                # The client cannot read an exit code from a connection that has ended without one.
                 raise TransientError(
                     f"the connection to pod {pod.id} was lost while the request was handed over "
                     f"({type(error).__name__})",
