@@ -77,7 +77,7 @@ def test_an_unexpected_error_shows_where_it_happened(tmp_path: Path, caplog: pyt
         driver.wait_for_outcome()
     assert not isinstance(raised.value, NotReadyError) and "p1rate" not in "".join(lines)
     texts = relayed(lines, caplog)
-    assert any("driver/phases.py" in text for _, text in texts)
+    assert any("driver/carry_out.py" in text for _, text in texts)
     assert {level for level, _ in texts} == {logging.INFO} and not [text for _, text in texts if "TypeError" in text]
 
 
