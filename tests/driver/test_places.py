@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,7 +197,7 @@ def test_a_part_is_killed(cli: Cli, place: Place, mysql_server: MySQLServer, dat
     """While a chunk group is read, again while a stream runs, and again while it re-snapshots the table."""
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read, cli.file)
-        wait_until_reading(cli)
+        wait_until_reading(cli, reading)
         place.kill[part]()
         error = reading.exception(_LONG)  # there is none if Spark itself has begun the part again
         assert error is None or isinstance(error, TransientError), error
@@ -221,10 +221,11 @@ def test_a_part_is_killed(cli: Cli, place: Place, mysql_server: MySQLServer, dat
     assert not drivers()
 
 
-def wait_until_reading(cli: Cli) -> None:
+def wait_until_reading(cli: Cli, reading: Future[Any]) -> None:
     """Wait until the first chunk group is published: Spark runs then, and the second one is about to be read."""
     first = cli.sink / "_cdc" / "p" / "groups" / "1" / "0"
-    wait_for("a chunk group", lambda: any(first.glob("attempt-*.json")), _LONG)
+    wait_for("a chunk group", lambda: any(first.glob("attempt-*.json")) or reading.done(), _LONG)
+    assert not reading.done(), reading.exception()
     time.sleep(1)
 
 

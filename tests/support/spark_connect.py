@@ -89,6 +89,6 @@ class ConnectServerProcess(StartedProcesses):
 
     @property
     def uri(self) -> str:
-        """URI of the connection."""
+        """URI of the connection, as Airflow writes it."""
         login = f":{self.token}@" if self.token else ""
-        return f"spark_connect://{login}127.0.0.1:{self.port}"
+        return f"spark-connect://{login}127.0.0.1:{self.port}"
