@@ -199,9 +199,9 @@ def test_a_part_is_killed(cli: Cli, place: Place, mysql_server: MySQLServer, dat
         reading = pool.submit(read, cli.file)
         wait_until_reading(cli, reading)
         place.kill[part]()
+        place.restart.get(part, lambda: None)()
         error = reading.exception(_LONG)  # there is none if Spark itself has begun the part again
         assert error is None or isinstance(error, TransientError), error
-    place.restart.get(part, lambda: None)()
     if error is not None:
         read(cli.file, 2)
     copied = Copy(cli, mysql_server, database)
