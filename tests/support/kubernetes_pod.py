@@ -39,6 +39,7 @@ def host_pod(*writable: Path, memory: str = "3Gi", cpu: str = "100m") -> dict[st
         "HOME": "/tmp",
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
         "JAVA_HOME": java,
+        "PYTHONPATH": str(ROOT),  # of a copy of this folder (tests/mutate.py), too
         "SPARK_LOCAL_IP": "127.0.0.1",
         "XDG_CACHE_HOME": str(cache_folder().parent),
     }
