@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import (
@@ -31,9 +30,6 @@ from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.runtime.liveness import LivenessMonitor
 from airflow_provider_cdc.runtime.plan_store import PlanStore
 from airflow_provider_cdc.runtime.resolved_pipeline import Reporter, ResolvedPipeline, SilentReporter
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

@@ -32,6 +32,7 @@ from tests.support.cluster_tasks import (
     snapshot_operator,
     stream_operator,
     task_context,
+    wait_for_running_group,
 )
 from tests.support.kubernetes import Kubernetes
 from tests.support.postgres import Postgres
@@ -226,7 +227,7 @@ def test_a_driver_that_is_ended(cli: Cli, kubernetes: Kubernetes, how: str) -> N
     operator = snapshot_operator(cli.file)
     with cli.opened() as (_, store), ThreadPoolExecutor(1) as pool:
         running = pool.submit(operator.execute, task_context("read"))
-        wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
+        wait_for_running_group(store)
         name = pod_name(store.live_drivers("p")[0].id)
         if how == "deleted":
             kubernetes.client("airflow").delete_namespaced_pod(name, kubernetes.namespace)
@@ -268,7 +269,7 @@ def kill_in_pod(kubernetes: Kubernetes, pod: str, words: str) -> None:
 
 
 def test_an_error_in_a_pod(cli: Cli, kubernetes: Kubernetes) -> None:
-    """The driver ends by itself, and its pod stays for a while, with its log."""
+    """Nobody has to end the driver, and its pod stays for a while, with its log."""
     cli.value["spark"]["conf"]["spark.driver.defaultJavaOptions"] = "-javaagent:/nowhere.jar"
     cli.write()
     with pytest.raises((CdcError, AirflowFailException)):
@@ -286,7 +287,7 @@ def test_a_node_that_is_gone(cli: Cli, kubernetes: Kubernetes) -> None:
     cli.write()
     with ThreadPoolExecutor(1) as pool, cli.opened() as (_, store):
         running = pool.submit(read, cli.file)
-        wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
+        wait_for_running_group(store)
         name = pod_name(store.live_drivers("p")[0].id)
         kubernetes.stop_kubelet()
         try:
@@ -310,7 +311,7 @@ def test_a_node_that_is_lost(cli: Cli, kubernetes: Kubernetes) -> None:
     cli.write()
     with ThreadPoolExecutor(1) as pool, cli.opened() as (_, store):
         running = pool.submit(read, cli.file)
-        wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
+        wait_for_running_group(store)
         kubernetes.stop_kubelet()
         try:
             assert running.result(300)["rows"] == ROWS

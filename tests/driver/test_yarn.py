@@ -25,6 +25,7 @@ from tests.support.cluster_tasks import (
     snapshot_operator,
     stream_operator,
     task_context,
+    wait_for_running_group,
 )
 from tests.support.postgres import Postgres
 from tests.support.processes import wait_for
@@ -201,7 +202,7 @@ def test_a_driver_that_is_killed(cli: Cli, yarn: Yarn, how: str) -> None:
     operator = snapshot_operator(cli.file)
     with cli.opened() as (_, store), ThreadPoolExecutor(1) as pool:
         running = pool.submit(operator.execute, task_context("read"))
-        wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
+        wait_for_running_group(store)
         if how == "the container":
             yarn.kill_driver()
         elif how == "its Java":  # the Python process must not go on alone

@@ -16,8 +16,10 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_cdc import CdcSnapshotOperator, CdcStreamOperator
+from airflow_provider_cdc.state import StateDatabase
 from tests import ROOT
 from tests.support.cli import Cli
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 
 #: Rows of the table that :func:`make_table` makes.
@@ -50,6 +52,11 @@ def read(file: Path | str, try_number: int = 1) -> dict[str, Any]:
     return result
 
 
+def wait_for_running_group(store: StateDatabase) -> None:
+    """Wait until a chunk group of the pipeline ``p`` is being read."""
+    wait_for("a chunk group", lambda: any(row.state == "running" for row in store.groups("p", 1)), 300)
+
+
 _TRY = """
 from tests.support.cluster_tasks import read
 read({file!r})
@@ -57,7 +64,7 @@ read({file!r})
 
 
 def die_at(cli: Cli, failpoint: str) -> None:
-    """Run a try of the task that reads, in a process of its own that is killed at a failpoint."""
+    """Run a try of the task that reads, in a separate process that is killed at a failpoint."""
     env = {**os.environ, "CDC_FAILPOINT": failpoint}
     command = [sys.executable, "-c", _TRY.format(file=str(cli.file))]
     run = subprocess.run(command, cwd=ROOT, env=env, start_new_session=True, capture_output=True, text=True)
