@@ -290,7 +290,7 @@ def test_writing_into_a_folder_that_somebody_removes(tmp_path: Path) -> None:
     storage, over = LocalStorage(tmp_path), threading.Event()
 
     def delete() -> None:
-        while not over.is_set():
+        while not over.wait(random.random() / 5000):  # without pauses, the two threads can keep in step for ever
             storage.delete("a/b/gone")
 
     thread = threading.Thread(target=delete)
