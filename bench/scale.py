@@ -3,7 +3,8 @@
 All of it is the product's own code, on real tables of a real server; only rows are few. Each table has 20 rows, each
 of which is a chunk, and what tasks leave for a chunk is written as if it had 100,000 rows: 5,000 tables are 100,000
 chunks of 10 billion rows. Printed for each step: seconds of CPU, the peak of the process's memory, statements at the
-source and at the state database, files opened below the sink, and bytes that the sink grew by.
+source and at the state database, files opened below the sink, and bytes by which the files of the sink and the state
+database, which is a SQLite file there, grew.
 
     make bench-scale      CDC_BENCH_TABLES=n,n,... (500, 1,000, 5,000)
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -49,6 +51,8 @@ from tests.support.written_slices import write_slices
 #: Chunks of a table, rows that a chunk is said to have, chunks of a group as with the default settings, and tables that
 #: the batch of the stream changes.
 CHUNKS, ROWS, IN_GROUP, CHANGED = 20, 100_000, 494, 50
+#: Name of the state database below the sink, and the pattern of all of its files.
+_STATE_DATABASE, _STATE_FILES = "bookkeeping.db", "bookkeeping.db*"
 
 
 @dataclass
@@ -58,7 +62,8 @@ class Step:
     :param cpu: seconds; ``peak`` in MB.
     :param source: statements at the source; ``state`` those at the state database.
     :param opened: files opened below the sink; ``written`` those of them for writing.
-    :param grew: bytes by which the sink grew.
+    :param grew: bytes by which the files below the sink grew, without those of the state database.
+    :param state_grew: bytes by which the state database grew.
     """
 
     name: str
@@ -69,6 +74,7 @@ class Step:
     opened: int = 0
     written: int = 0
     grew: int = 0
+    state_grew: int = 0
 
 
 @dataclass
@@ -100,7 +106,7 @@ class Meter:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        before, began = self._bytes(), time.process_time()
+        sink, state, began = self._bytes(), self._state_bytes(), time.process_time()
         Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here on
         self.steps.append(Step(name))
         try:
@@ -110,10 +116,19 @@ class Meter:
             step.cpu = time.process_time() - began
             peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
             step.peak = int(peak[1]) >> 10 if peak else 0
-            step.grew = self._bytes() - before
+            step.grew, step.state_grew = self._bytes() - sink, self._state_bytes() - state
 
     def _bytes(self) -> int:
-        return sum(file.stat().st_size for file in Path(self.sink).rglob("*") if file.is_file())
+        files = (file for file in Path(self.sink).rglob("*") if file.is_file() and not file.match(_STATE_FILES))
+        return sum(file.stat().st_size for file in files)
+
+    def _state_bytes(self) -> int:
+        """Pages in use: SQLite's files also have others, for a while."""
+        for file in Path(self.sink).rglob(_STATE_DATABASE):
+            with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
+                pages = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")]
+            return int(pages[0] * pages[1])
+        return 0
 
 
 def measure(file: str, change: Callable[[], None]) -> dict[str, Any]:
@@ -151,7 +166,7 @@ def measure(file: str, change: Callable[[], None]) -> dict[str, Any]:
     with meter.step("the page, next look"):
         again = look(database)
     database.close()
-    for part in (Path(pipeline.sink.path) / "_cdc").rglob("bookkeeping.db*"):
+    for part in (Path(pipeline.sink.path) / "_cdc").rglob(_STATE_FILES):
         part.unlink()
     with meter.step("rebuild the state database"), closing(context.open_state_database()) as store:
         assert adopt_published_groups(context, store, context.plans.require())
@@ -167,8 +182,13 @@ def look(database: PageDatabase) -> int:
     return len(json.dumps([views.describe(), tables, views.chunk_map(None, 2000)], default=str))
 
 
-def taken(server: MySQLServer, user: dict[str, str], tables: int, folder: Path) -> dict[str, Any]:
-    """Make so many tables and measure their pipeline in a process of its own."""
+def taken(
+    server: MySQLServer, user: dict[str, str], tables: int, folder: Path, in_group: int = IN_GROUP
+) -> dict[str, Any]:
+    """Make so many tables and measure their pipeline in a process of its own.
+
+    :param in_group: chunks of a group.
+    """
     server.execute("DROP DATABASE IF EXISTS scale")
     server.execute("CREATE DATABASE scale")
     rows = ", ".join(f"({n}, 0)" for n in range(CHUNKS))
@@ -181,7 +201,7 @@ def taken(server: MySQLServer, user: dict[str, str], tables: int, folder: Path) 
             for sql in (f"CREATE TABLE t{n:05} (id INT PRIMARY KEY, v INT)", f"INSERT INTO t{n:05} VALUES {rows}")
         ),
     )
-    cli = Cli(folder, server, r"scale\..*", name="scale", user=user, snapshot={"chunk_rows": 1, "group_rows": IN_GROUP})
+    cli = Cli(folder, server, r"scale\..*", name="scale", user=user, snapshot={"chunk_rows": 1, "group_rows": in_group})
     command = [sys.executable, "-m", "bench.scale", str(cli.file)]
     env = {**os.environ, **cli.env, "PYTHONPATH": str(ROOT)}
     changes = "".join(f"UPDATE t{n:05} SET v = v + 1 WHERE id < 5;" for n in range(min(CHANGED, tables)))
@@ -200,11 +220,15 @@ def show(found: dict[str, Any]) -> None:
     """Print what was measured of one size."""
     rows = found["chunks"] * ROWS
     print(f"\n{found['tables']:,} tables, {found['chunks']:,} chunks in {found['groups']:,} groups, {rows:,} rows:\n")
-    print("| step | CPU s | peak MB | at the source | at the state database | opened | written | sink grew by |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    print(
+        "| step | CPU s | peak MB | at the source | at the state database | opened | written | sink grew by | state database grew by |"
+    )
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for step in (Step(**one) for one in found["steps"]):
         numbers = f"{step.source:,} | {step.state:,} | {step.opened:,} | {step.written:,}"
-        print(f"| {step.name} | {step.cpu:.1f} | {step.peak:,} | {numbers} | {step.grew / 1e6:,.1f} MB |")
+        print(
+            f"| {step.name} | {step.cpu:.1f} | {step.peak:,} | {numbers} | {step.grew / 1e6:,.1f} MB | {step.state_grew / 1e6:,.1f} MB |"
+        )
     print(f"\nThe page of the pipeline is {found['page bytes'] / 1000:.0f} KB.", flush=True)
 
 

@@ -24,10 +24,10 @@ from airflow_provider_cdc.mysql.client.charsets import load_decoders
 from airflow_provider_cdc.mysql.client.indirect_writes import query_indirect_writes
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.keys.ownership import changes_after_snapshot
-from airflow_provider_cdc.sinks.files.layout import Layout, read_plan
+from airflow_provider_cdc.sinks.files.layout import Layout, read_group_plan, read_plan
 from airflow_provider_cdc.sinks.protocol import ChangeStaging, ChangeWriter, PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, sum_counts
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
 from airflow_provider_cdc.sinks.table_errors import name_table_in_errors
 from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.transforms.row_transform import BinlogOrigin, RowTransform
@@ -89,7 +89,7 @@ class StreamJob:
         """Return the plan that this section uses. A process reads it from the sink once."""
         key = (self.storage.location(), self.pipeline, self.epoch, self.section)
         if self.plan_file is not None:
-            reading_plan = read_record(self.storage, self.plan_file, Plan)
+            reading_plan = read_group_plan(self.storage, self.plan_file)
             assert reading_plan is not None  # it is written before the job
             plan = open_plan(reading_plan, self.hash_key)
         elif key in _PLAN_CACHE:

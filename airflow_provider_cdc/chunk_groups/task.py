@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.config.load_limits import LoadLimits
 from airflow_provider_cdc.model.offset import Offset, Position, Timeline
-from airflow_provider_cdc.model.plan import Chunk, Plan, cut_into_slices
+from airflow_provider_cdc.model.plan import Chunk, cut_into_slices
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_source import BinlogSource
 from airflow_provider_cdc.mysql.client.catalog import check_same_definition
@@ -27,11 +27,11 @@ from airflow_provider_cdc.mysql.client.throttle import Throttle
 from airflow_provider_cdc.mysql.positions.binlog_files import file_start_time
 from airflow_provider_cdc.mysql.positions.watermarks import make_watermarks
 from airflow_provider_cdc.sinks.files.attempt_signals import AttemptSignals
-from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.files.layout import Layout, read_group_plan
 from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import PipelineSink
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in
-from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, read_record, write_json_once
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.transforms.row_transform import BinlogOrigin, RowTransform
 from airflow_provider_cdc.transforms.sealed_bounds import open_plan
@@ -120,7 +120,7 @@ class _SliceReader:
         copies = job.replica_ids[worker]
         self._job = job
         self._binlog_source = BinlogSource(job.connect_args, job.timeline.server, copies[task_copy % len(copies)])
-        group_plan = read_record(storage, layout.group_plan(job.generation, job.group), Plan)
+        group_plan = read_group_plan(storage, layout.group_plan(job.generation, job.group))
         assert group_plan is not None  # it is written before the job
         self._plan = open_plan(group_plan, job.hash_key).with_zero_dates(job.zero_dates)
         self._slices = cut_into_slices(self._plan.chunks)

@@ -8,10 +8,10 @@ for text types. Only the server compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -319,6 +319,19 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
         """Return the plan with the chunks of one group only."""
         return self.replace(chunks=tuple(self._chunks_by_group[group]))
 
+    def part_for(self, tables: Collection[int]) -> PlanPart:
+        """Return what readers of some tables need of the plan.
+
+        :param tables: indexes of the tables.
+        """
+        plan = self.replace(
+            definitions=tuple(self.definitions[index] for index in sorted(tables)),
+            amendments=tuple(step for step in self.amendments if step.table in tables),
+            costs=(),
+            superseded_chunks=(),
+        )
+        return PlanPart(plan, tuple(sorted(tables)))
+
     @cached_property
     def _chunks_by_group(self) -> dict[int, list[Chunk]]:
         return _chunks_by_group(self.chunks)
@@ -342,6 +355,33 @@ class Plan(JsonRecord, frozen=True, dict=True, tag_field="version", tag=1):
     def to_json(self) -> Any:
         """Return a plain JSON value, without costs and superseded chunks."""
         return msgspec.to_builtins(self.replace(costs=(), superseded_chunks=()))
+
+
+class PlanPart(JsonRecord, frozen=True, tag_field="version", tag=2):
+    """The part of a plan that concerns some tables, as stored for their readers.
+
+    Its size does not depend on how many tables the plan has: otherwise those of all chunk groups together would grow
+    with the square of that number.
+
+    :param plan: the plan with the definitions and amendments of these tables only.
+    :param tables: indexes of the tables in the whole plan, in ascending order.
+    """
+
+    plan: Plan
+    tables: tuple[int, ...]
+
+    def to_plan(self) -> Plan:
+        """Return a plan in which the tables have their own indexes. Other indexes have a table without a name."""
+        definitions = [_OTHER_TABLE] * (self.tables[-1] + 1)
+        for index, history in zip(self.tables, self.plan.definitions, strict=True):
+            definitions[index] = history
+        return self.plan.replace(definitions=tuple(definitions))
+
+
+_OTHER_TABLE = DefinitionHistory.from_single(TableSchema(database="", name="", columns=(), key=()))
+#: The plan of a chunk group, as stored: older versions wrote the whole plan.
+StoredGroupPlan = PlanPart | Plan
+STORED_GROUP_PLAN = cast(type[StoredGroupPlan], StoredGroupPlan)
 
 
 def _chunks_by_group(chunks: Iterable[Chunk]) -> dict[int, list[Chunk]]:

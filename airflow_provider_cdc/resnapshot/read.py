@@ -249,8 +249,8 @@ def _stage_chunks(
     number = allocate_read_number(context, plan, scope, index)  # after the start position was taken
     chunks = tuple(chunk.replace(number=no, group=number) for no, chunk in enumerate(planned_chunks))
     group = ChunkGroup(context, reading_plan.replace(chunks=chunks), number)
-    sealed = seal_plan(group.plan, context.hash_key)
-    write_json(context.storage, context.layout.group_plan(plan.generation, number), sealed.to_json())
+    part = seal_plan(group.plan, context.hash_key).part_for([index])
+    write_json(context.storage, context.layout.group_plan(plan.generation, number), part.to_json())
     manifests = group.write_manifest(1, _read_slices(group, since, timeline, run, plan.tables[index].label))
     staged = StagedRead(
         number,

@@ -14,6 +14,7 @@ from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.model.plan import Plan
 from airflow_provider_cdc.model.staged_read import FIRST_READ_NUMBER, GROUP, TABLE, StagedRead
 from airflow_provider_cdc.runtime.run_context import RunContext
+from airflow_provider_cdc.sinks.files.layout import read_group_plan
 from airflow_provider_cdc.sinks.storage.storage import read_json, read_record, write_json, write_json_once
 from airflow_provider_cdc.system.failpoints import failpoint
 from airflow_provider_cdc.transforms.sealed_bounds import open_plan
@@ -138,7 +139,7 @@ def load_reading_plan(context: RunContext, plan: Plan, table: int, number: int) 
     :raises TerminalError: if it is missing.
     """
     name = context.layout.group_plan(plan.generation, number)
-    if (stored := read_record(context.storage, name, Plan)) is None:
+    if (stored := read_group_plan(context.storage, name)) is None:
         raise TerminalError(
             f"the plan {context.storage.location(name)} of a re-snapshot is missing",
             f"Restore it, or re-snapshot the table: airflow-cdc resnapshot --table {plan.tables[table].label}",

@@ -317,7 +317,7 @@ def _read_slices(
     write_json(
         context.storage,
         context.layout.group_plan(plan.generation, group.number),
-        seal_plan(plan.for_group(group.number), context.hash_key).to_json(),
+        seal_plan(plan.for_group(group.number), context.hash_key).part_for(group.tables).to_json(),
     )
     job = make_snapshot_job(group, group_claim.attempt, missing, since, timeline, read_number)
     group_claim.report_progress()

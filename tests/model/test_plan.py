@@ -14,9 +14,11 @@ from airflow_provider_cdc.model.plan import (
     CHUNKS_PER_FILE,
     MAX_CHUNK_OVERSIZE,
     MAX_GROUPS,
+    STORED_GROUP_PLAN,
     Chunk,
     Plan,
     PlanningCost,
+    PlanPart,
     chunks_from_bounds,
     cut_into_slices,
     even_chunk_width,
@@ -132,6 +134,37 @@ def test_an_amended_plan() -> None:
     # A setting is no part of the definition.
     assert schema.with_zero_dates("null").fingerprint() == schema.fingerprint()
     assert schema.fingerprint() != tables[1].fingerprint()
+
+
+def test_the_part_for_the_readers_of_some_tables() -> None:
+    """They see their tables as the whole plan has them; and what is stored for them does not grow with the others."""
+    lineage, offset = Timeline("server", "binlog.000003"), Offset("server", "binlog.000003", 77, "")
+
+    def plan_of(count: int) -> Plan:
+        tables = [TableSchema("d", f"t{n:04}", (Column("k", "int", "int", False),), ("k",)) for n in range(count)]
+        planned = number_and_group([c for n in range(count) for c in chunks_from_bounds(n, [(1,), (5,)], (9,))], 2, 1)
+        plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tuple(map(DefinitionHistory.from_single, tables)), planned)
+        wider = (*tables[0].columns, Column("w", "int", "int", True))
+        ddls = [FollowedDdl(n, 0, plan.p0_seq + 1, tables[n].replace(columns=wider)) for n in range(count)]
+        return plan.with_amendments(ddls)
+
+    few, many = plan_of(10), plan_of(1000)
+    for plan in (few, many):
+        part = plan.for_group(7).part_for({7, 3})
+        stored = parse_json(json.dumps(part.to_json()).encode(), STORED_GROUP_PLAN)
+        assert isinstance(stored, PlanPart) and stored == part
+        whole = stored.to_plan()
+        assert whole.chunks == tuple(plan.groups()[7])
+        for index in (3, 7):
+            assert whole.tables[index] == plan.tables[index]
+            assert whole.definitions_for(lineage)[index] == plan.definitions_for(lineage)[index]
+            assert whole.captured_tables(lineage)[plan.tables[index].id] == plan.definitions_for(lineage)[index]
+            assert whole.start_seq(index) == plan.start_seq(index)
+        assert {table.label for table in whole.tables} == {"d.t0003", "d.t0007", TableSchema("", "", (), ()).label}
+        assert Plan.from_json(whole.to_json()) == whole
+    sizes = [len(json.dumps(plan.for_group(7).part_for({7}).to_json())) for plan in (few, many)]
+    assert sizes[0] == sizes[1]
+    assert parse_json(json.dumps(few.to_json()).encode(), STORED_GROUP_PLAN) == few, "as older versions stored it"
 
 
 def test_ddl_that_was_followed() -> None:

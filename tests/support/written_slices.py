@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.chunk_groups.task import SnapshotJob
-from airflow_provider_cdc.model.plan import Plan, cut_into_slices
-from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_once
+from airflow_provider_cdc.model.plan import cut_into_slices
+from airflow_provider_cdc.sinks.files.layout import read_group_plan
+from airflow_provider_cdc.sinks.storage.storage import write_json_once
 
 
 def write_slices(job: SnapshotJob, rows: int, seconds: float) -> list[dict[str, Any]]:
@@ -18,7 +19,8 @@ def write_slices(job: SnapshotJob, rows: int, seconds: float) -> list[dict[str, 
     :param seconds: seconds that each is said to have taken.
     """
     layout = job.layout
-    plan = Plan.from_json(read_json(job.storage, layout.group_plan(job.generation, job.group)))
+    plan = read_group_plan(job.storage, layout.group_plan(job.generation, job.group))
+    assert plan is not None
     wanted, found = cut_into_slices(plan.chunks), []
     at = plan.p0.at.to_json()
     seq, now = job.timeline.seq(plan.p0.at), pa.scalar(0, pa.timestamp("us", "UTC"))

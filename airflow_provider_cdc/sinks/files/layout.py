@@ -24,7 +24,7 @@ from pathlib import Path
 from airflow_provider_cdc.config.store_address import StoreAddress, local_folder_of
 from airflow_provider_cdc.config.table_paths import DEFAULT_TABLE_PATHS, TablePaths, folder_name, url_escaped_characters
 from airflow_provider_cdc.model.errors import NotReadyError
-from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan import STORED_GROUP_PLAN, Plan
 from airflow_provider_cdc.model.plan_history import STORED_AMENDMENT, Amendment, FollowedDdl, Rejoin, StoredAmendment
 from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.storage.storage import Storage, read_record
@@ -233,6 +233,15 @@ def read_plan(storage: Storage, layout: Layout) -> Plan | None:
     """Return the plan in the sink with all of its amendments, or ``None`` if there is none."""
     plan = read_record(storage, layout.plan, Plan)
     return None if plan is None else plan.with_amendments(read_amendments(storage, layout, plan.generation))
+
+
+def read_group_plan(storage: Storage, name: str) -> Plan | None:
+    """Return the plan that a chunk group is read with, or ``None`` if there is none.
+
+    :param name: name of its file.
+    """
+    stored = read_record(storage, name, STORED_GROUP_PLAN)
+    return stored if stored is None or isinstance(stored, Plan) else stored.to_plan()
 
 
 def read_amendments(storage: Storage, layout: Layout, generation: int) -> list[StoredAmendment]:
