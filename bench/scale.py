@@ -220,15 +220,13 @@ def show(found: dict[str, Any]) -> None:
     """Print what was measured of one size."""
     rows = found["chunks"] * ROWS
     print(f"\n{found['tables']:,} tables, {found['chunks']:,} chunks in {found['groups']:,} groups, {rows:,} rows:\n")
-    print(
-        "| step | CPU s | peak MB | at the source | at the state database | opened | written | sink grew by | state database grew by |"
-    )
+    columns = "at the source | at the state database | opened | written | sink grew by | state database grew by"
+    print(f"| step | CPU s | peak MB | {columns} |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for step in (Step(**one) for one in found["steps"]):
         numbers = f"{step.source:,} | {step.state:,} | {step.opened:,} | {step.written:,}"
-        print(
-            f"| {step.name} | {step.cpu:.1f} | {step.peak:,} | {numbers} | {step.grew / 1e6:,.1f} MB | {step.state_grew / 1e6:,.1f} MB |"
-        )
+        grew = f"{step.grew / 1e6:,.1f} MB | {step.state_grew / 1e6:,.1f} MB"
+        print(f"| {step.name} | {step.cpu:.1f} | {step.peak:,} | {numbers} | {grew} |")
     print(f"\nThe page of the pipeline is {found['page bytes'] / 1000:.0f} KB.", flush=True)
 
 
