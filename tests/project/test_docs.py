@@ -49,6 +49,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pages
+def test_no_heading_twice(page: Path) -> None:
+    """Links could only lead to the first one; and a section that was pasted twice shows."""
+    headings = re.findall(r"^#+ .*$", prose(page), re.MULTILINE)
+    assert sorted(headings) == sorted(set(headings))
+
+
+@pages
 def test_modules_that_are_named_exist(page: Path) -> None:
     for name in re.findall(r"`([a-z_]+(?:/[\w.-]+)*\.py)`", page.read_text()):
         assert any((place / name).exists() for place in (PACKAGE, ROOT, page.parent)), name
