@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+#: First word of the description of a request for a stream.
+STREAM = "stream"
 #: Size in bytes at which a stream's log is rotated.
 _LOG_BYTES = 16 << 20
 
@@ -26,9 +28,10 @@ class DriverRequest:
     :param verify: compare source and sink: ``show_values``, ``repair``, and the keyword arguments of
         :class:`~airflow_provider_cdc.config.selection.TableSelection`.
     :param holder: with ``groups``, human-readable name of the process that reads them.
-    :param task: with ``groups``, identity of the requesting task; see
+    :param task: identity of the requesting task, except for the stream; see
         :class:`~airflow_provider_cdc.chunk_groups.chunk_group.TaskRequest`.
-    :param task_request: with ``groups``, number of the task's request.
+    :param task_request: number of the task's request. It changes when the task is cleared, so that a cleared task does
+        not continue with a driver that began before.
     :param catch_up: whether the stream ends at the source's current position.
     :param log: file that a stream's driver writes to.
     :param log_bytes: size at which this file is rotated.
@@ -61,12 +64,13 @@ class DriverRequest:
 
     @property
     def description(self) -> str:
-        """What is asked for, with a digest of the settings. Requests of tries of one task have the same description.
+        """What is asked for, with a digest of the settings. Requests of tries of one task have the same description,
+        unless the task was cleared between them.
 
         It does not name chunk groups: a later try asks only for those that are not published yet.
         """
         kinds = {"chunk groups": self.groups, "maintenance": self.maintain, "re-snapshot": self.reread}
-        kind = next((name for name, asked in kinds.items() if asked), "verification" if self.verify else "stream")
+        kind = next((name for name, asked in kinds.items() if asked), "verification" if self.verify else STREAM)
         omitted = ("connections", "result", "groups", "holder", "log", "log_bytes", "log_level")
         values = {name: value for name, value in asdict(self).items() if name not in omitted}
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

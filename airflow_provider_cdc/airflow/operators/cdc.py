@@ -27,7 +27,7 @@ from airflow_provider_cdc.airflow.operators.base import (
     task_label,
     task_request_number,
 )
-from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.observe.log_lines import relay_log_lines
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ class DriverOperator(PipelineOperator):
         from airflow_provider_cdc.driver.launchers.launcher import make_launcher
         from airflow_provider_cdc.driver.spark_session import UI_LINE_PREFIX
 
-        request = make_driver_request(run_context.pipeline, **arguments)
+        requested_by = {"task": task_identity(context), "task_request": task_request_number(context)}
+        request = make_driver_request(run_context.pipeline, **requested_by, **arguments)
         with make_launcher(run_context).run(request, task_identity(context)) as self._driver:
             for line in self._driver.output_lines():
                 relay_log_lines([line], self.log)
@@ -228,38 +229,39 @@ class CdcSnapshotOperator(OpenLineageMixin, DriverOperator):
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
             arguments = self.request_arguments(context)
-            results = self._adopt_groups(run_context, arguments)
+            results = self._adopt_groups(context, run_context, arguments["groups"])
             adopted = {result["group"] for result in results}
             arguments["groups"] = [number for number in arguments["groups"] if number not in adopted]
             if arguments["groups"]:
                 read = self._run_driver(context, run_context, arguments)["groups"]
-                # A driver that an earlier try has left in a cluster may have read some that are published now.
+                # A driver that an earlier try has left in a cluster may have read some that are published now. It may
+                # also lack some, if the groups of the task have changed.
                 results += [result for result in read if result["group"] not in adopted]
+                if missing := {*arguments["groups"]} - {result["group"] for result in read}:
+                    raise TransientError(
+                        f"the Spark driver that an earlier try had left was not asked for group {min(missing)}",
+                        "Run the task again, to read it",
+                    )
             return self.report_outcome(context, run_context.pipeline, _sum_results(results))
 
     def request_arguments(self, context: Context) -> dict[str, Any]:
-        """Return the groups, and which task reads them."""
-        return {
-            "groups": self._group_numbers(),
-            "holder": task_label(context),
-            "task": task_identity(context),
-            "task_request": task_request_number(context),
-        }
+        """Return the groups, and the try that reads them."""
+        return {"groups": self._group_numbers(), "holder": task_label(context)}
 
     def table_indexes(self, plan: Plan) -> set[int]:
         """Return the indexes of the tables that have a chunk in the groups."""
         groups = plan.groups() | plan.superseded_groups()
         return {chunk.table for number in self._group_numbers() for chunk in groups.get(number, ())}
 
-    def _adopt_groups(self, run_context: RunContext, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _adopt_groups(self, context: Context, run_context: RunContext, groups: Sequence[int]) -> list[dict[str, Any]]:
         """Return the results of the groups that need no driver."""
         from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
         from airflow_provider_cdc.snapshot.run_groups import adopt_finished_groups
 
-        request = TaskRequest(arguments["task"], arguments["task_request"])
+        request = TaskRequest(task_identity(context), task_request_number(context))
         with closing(run_context.open_state_database()) as store:
             plan = run_context.plans.ensure(store)
-            results = adopt_finished_groups(run_context, store, plan, arguments["groups"], request)
+            results = adopt_finished_groups(run_context, store, plan, groups, request)
         return [result.to_json() for result in results]
 
     def _group_numbers(self) -> list[int]:

@@ -63,6 +63,8 @@ class CdcStopOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Request the stop and wait for it."""
+        from airflow_provider_cdc.driver.launchers.launcher import describe_starting_stream, starting_stream_error
+
         until = time.time() + self.timeout.total_seconds()
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
@@ -70,6 +72,8 @@ class CdcStopOperator(PipelineOperator):
             with closing(run_context.open_state_database()) as store:
                 run, is_alive = run_context.liveness.wait_until_known(store, name)
                 if run is None or not is_alive:
+                    if (starting := describe_starting_stream(run_context, store)) is not None:
+                        raise starting_stream_error(starting)
                     last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
                     self.log.info("no stream of %s is running%s", name, last_run_text)
                     return {"epoch": None, "state": None, "end": None}

@@ -447,9 +447,10 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
 
         pipeline, by, stats_sent_at = run_context.pipeline, task_label(context), float("-inf")
         watch, reports = EpochWatch(epoch), StreamReporter(defaults.read_seconds("report_seconds"))
+        outage = ""
         while True:
             row = None
-            with suppress(CdcError):
+            try:
                 row = store.record_supervision(pipeline.name, epoch, by)
                 if row is not None and row.epoch == epoch and reports.is_due:
                     values, lines = reports.make_report(store, row)
@@ -461,6 +462,11 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                     self._hooks.notify(context, store, pipeline, self.log)
                 if self._killed:
                     store.request_stop(pipeline.name, epoch, by=by)
+                outage = ""
+            except CdcError as error:
+                if outage != error.message:
+                    self.log.warning("%s; checking again", error)
+                outage = error.message
             if (verdict := watch.observe(row, time.monotonic())) is not None:
                 return verdict
             if self._killed:

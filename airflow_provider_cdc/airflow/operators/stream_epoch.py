@@ -118,7 +118,7 @@ def decide_after_epoch(
     :raises CdcError: the stream's error, if it needs a decision or a fix.
     :raises RestartNeeded: if the stream is to be restarted.
     """
-    from airflow_provider_cdc.driver.launchers.launcher import clean_up_stream, explain_loss
+    from airflow_provider_cdc.driver.launchers.launcher import clean_up_stream, end_lost_stream
 
     pipeline = run_context.pipeline.name
     epoch, verdict = int(event["epoch"]), WatchOutcome(event["verdict"])
@@ -139,7 +139,7 @@ def decide_after_epoch(
     if verdict is WatchOutcome.FAILED:
         error = make_error(run.error_kind, run.error or f"epoch {epoch} failed")
     elif verdict is WatchOutcome.LOST or (verdict is WatchOutcome.STOPPED and run.desired_state != "stop"):
-        explanation = explain_loss(run_context, run.log)
+        explanation = end_lost_stream(run_context, store, run.log)
         error = UnexpectedError(
             f"the Spark driver of epoch {epoch} on {run.host} was lost{explanation and f' ({explanation})'}",
             f"Check the end of its log {run.log} and the memory of {run.host}, and whether that host or pod was shut "

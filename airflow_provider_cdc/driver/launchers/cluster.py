@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret, new_key, seal
+from airflow_provider_cdc.driver.request import STREAM
 from airflow_provider_cdc.driver.spark_session import UI_LINE_PREFIX
 from airflow_provider_cdc.model.errors import (
     REPORT_REMEDY,
@@ -29,6 +30,7 @@ from airflow_provider_cdc.model.errors import (
     make_error,
 )
 from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS, HeartbeatMonitor
+from airflow_provider_cdc.state import utc_now
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ _POLL_SECONDS, _ASK_SECONDS = 1.0, 5.0
 _SILENT_SECONDS = 60.0
 #: Seconds to end a driver when the task is killed: Airflow sends SIGKILL after 5 s.
 _KILL_SECONDS = 4.0
+#: Seconds of these for the state database, before the job is killed without it.
+_ROW_SECONDS = 1.0
+#: Seconds after which a driver that was never submitted is not expected any more.
+_SUBMIT_SECONDS = 600.0
 #: Seconds for a driver that has recorded its error to end.
 _ERROR_SECONDS = 15.0
 _TAIL_LINES = 40
@@ -130,17 +136,22 @@ class ClusterDriver:
         self._monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)
         self._row: DriverRow | None = None
         self._asked_at, self._known_at = float("-inf"), time.monotonic()
-        self._released = self._is_ended_here = False
+        self._released = self._is_ended_here = self._is_silent = False
+        #: Why the state database does not answer; empty if it does.
+        self._outage = ""
         #: What the manager last said.
         self._manager_says = ""
 
     @property
     def description(self) -> str:
-        """Id of the driver, and of its job if that is known; where its log is, or why it waits."""
+        """Id of the driver, and of its job if that is known; where its log is, or what is waited for."""
         row = self._row
         text = f"{self._manager.name}: {(row and row.handle) or 'not submitted yet'}, driver {self._driver}"
+        if self._outage:
+            return f"{text}: waiting for the state database. {self._outage}"
         if row is not None and row.state in ("running", "ended"):
-            return f"{text}: {row.state}, log: {row.log}"
+            silence = f". No sign of life for {LOST_AFTER_SECONDS:g} s. {self._manager_says}" if self._is_silent else ""
+            return f"{text}: {row.state}, log: {row.log}{silence}".rstrip()
         return f"{text}: waiting. {self._manager_says}".rstrip()
 
     @property
@@ -158,15 +169,18 @@ class ClusterDriver:
             row = self._end_if_over(self._store.driver(self._driver))
         except UnexpectedError:
             raise
-        except TransientError:
+        except TransientError as error:
             self._monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)  # the driver could not write either
+            self._outage = error.message
             return None
-        self._row = row
+        self._row, self._outage = row, ""
         return row
 
     def _end_if_over(self, row: DriverRow | None) -> DriverRow:
+        self._is_silent = False
         if row is not None and row.state != "ended":
             is_alive = row.state == "running" and self._monitor.observe(row.heartbeat_at, time.monotonic()) is not False
+            self._is_silent = row.state == "running" and not is_alive
             if is_alive:
                 self._known_at = time.monotonic()
             elif time.monotonic() - self._asked_at > _ASK_SECONDS:
@@ -191,6 +205,18 @@ class ClusterDriver:
         self._store.record_submission(self._driver, job.id, job.link, job.log)
         row = self.look()
         return row is not None and row.state != "ended"
+
+    def may_begin(self) -> bool:
+        """Return whether it runs or may still do so. If the manager does not answer, it may."""
+        row = self.look()
+        if row is None or row.state == "ended":
+            return row is None
+        with suppress(CdcError):
+            if (job := self._manager.find_job(self._driver)) is not None:
+                return not job.is_over
+            # It is being submitted, unless its task died before that.
+            return row.state == "wanted" and (utc_now() - row.created_at).total_seconds() < _SUBMIT_SECONDS
+        return True
 
     def can_be_adopted(self) -> bool:
         """Return whether another try of the task can continue with it."""
@@ -228,9 +254,9 @@ class ClusterDriver:
             if row is not None and row.state == "ended":
                 break
             news = self.description
-            if news != said and row is not None:
+            if news != said:
                 yield news
-                if row.link and row.state == "running":
+                if row is not None and row.link and row.state == "running":
                     yield f"{UI_LINE_PREFIX}{row.link}"
                 said = news
             time.sleep(_POLL_SECONDS)
@@ -250,14 +276,28 @@ class ClusterDriver:
         return outcome
 
     def terminate(self) -> None:
-        """End the driver: its row first, so that it cannot begin any more, then its job."""
-        thread = threading.Thread(target=self._terminate, name="driver-end", daemon=True)
-        thread.start()
-        thread.join(_KILL_SECONDS)
+        """End the driver: its row first, so that it cannot begin any more, then its job.
 
-    def _terminate(self) -> None:
+        If the state database does not answer, its job is killed at once, and the other way round.
+        """
+        has_ended = threading.Event()
+        threads = [
+            threading.Thread(target=work, args=(has_ended,), name="driver-end", daemon=True)
+            for work in (self._end_with_task, self._kill_job)
+        ]
+        deadline = time.monotonic() + _KILL_SECONDS
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _end_with_task(self, has_ended: threading.Event) -> None:
         with suppress(CdcError):
             self._end(TransientError("the driver was ended with its task", "Clear the task to run it again"))
+        has_ended.set()
+
+    def _kill_job(self, has_ended: threading.Event) -> None:
+        has_ended.wait(_ROW_SECONDS)  # the row should say who has ended the driver
         with suppress(CdcError):
             job = self._manager.find_job(self._driver)
             if job is not None and job.is_active:
@@ -390,3 +430,14 @@ class ClusterLauncher(ABC):
             driver.terminate()
             raise
         return driver
+
+
+def starting_stream_drivers(store: StateDatabase, pipeline: str) -> list[DriverRow]:
+    """Return the drivers of the stream that have not ended according to their rows, and have not begun an epoch.
+
+    :param pipeline: name of the pipeline.
+    """
+    newest = store.newest_epoch(pipeline)
+    log = newest.log if newest is not None else None
+    streams = [row for row in store.live_drivers(pipeline) if row.what.startswith(f"{STREAM} ")]
+    return [row for row in streams if row.log is None or row.log != log]

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.config.spark_conf import KubernetesCluster
-from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.model.errors import CdcError, TransientError, UnexpectedError
 from airflow_provider_cdc.spark.resource_manager import tail_driver_log
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.driver.launchers.cluster import ClusterManager
     from airflow_provider_cdc.driver.request import DriverRequest
     from airflow_provider_cdc.runtime.run_context import RunContext
-    from airflow_provider_cdc.state import EpochRow
+    from airflow_provider_cdc.state import EpochRow, StateDatabase
 
 
 class Driver(Protocol):
@@ -107,12 +107,51 @@ def kill_stream(context: RunContext, log: str | None) -> bool:
     return False
 
 
-def explain_loss(context: RunContext, log: str | None) -> str:
-    """Return what a cluster says about the lost driver of a stream; empty if that is nothing."""
+def end_lost_stream(context: RunContext, store: StateDatabase, log: str | None) -> str:
+    """End the driver of a stream that was lost, should a cluster still have it: another task may start the next one.
+
+    :param log: log of the driver, as its epoch has it.
+    :returns: what the cluster says about it; empty if that is nothing.
+    """
     with suppress(CdcError):
         manager = cluster_manager(context)
-        return "" if manager is None else manager.describe_by_log(log)
+        if manager is None:
+            return ""
+        explanation = manager.describe_by_log(log)
+        manager.kill_by_log(log)
+        error = UnexpectedError("the Spark driver was lost", f"See its log: {log}")
+        for row in store.live_drivers(context.pipeline.name):
+            if log is not None and row.log == log:
+                store.end_driver(row.id, {"error": error.to_json()})
+        return explanation
     return ""
+
+
+def describe_starting_stream(context: RunContext, store: StateDatabase) -> str | None:
+    """Return what is known of a driver of the stream in a cluster that has not begun its epoch; ``None`` if there is
+    none.
+    """
+    from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver, starting_stream_drivers
+
+    rows = starting_stream_drivers(store, context.pipeline.name)
+    manager = cluster_manager(context) if rows else None
+    if manager is not None:
+        for row in rows:
+            driver = ClusterDriver(store, manager, row.id)
+            if driver.may_begin():
+                return driver.description
+    return None
+
+
+def starting_stream_error(description: str) -> TransientError:
+    """Return the error of a request to stop a stream that has not begun.
+
+    :param description: what :func:`describe_starting_stream` returns.
+    """
+    return TransientError(
+        f"no stream is running yet, but a Spark driver for one is starting: {description}",
+        "Mark the stream's task as success, which ends this driver; or try again when the stream has begun",
+    )
 
 
 def clean_up_stream(context: RunContext, log: str | None) -> None:

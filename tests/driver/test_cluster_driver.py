@@ -1,0 +1,226 @@
+"""What a launcher makes of the rows of drivers and the answers of a cluster, without a cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import update
+
+from airflow_provider_cdc import CdcResnapshotOperator, CdcSnapshotOperator, CdcStopOperator, CdcVerifyOperator
+from airflow_provider_cdc.cli.control import stop
+from airflow_provider_cdc.driver.launchers import cluster, launcher
+from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver, starting_stream_drivers
+from airflow_provider_cdc.driver.request import DriverRequest
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS
+from airflow_provider_cdc.state import StateDatabase, utc_now
+from airflow_provider_cdc.state.models import DriverRow
+from tests.support.cli import Cli
+from tests.support.cluster_tasks import task_context
+from tests.support.servers import MySQLServer
+
+
+@dataclass
+class Job:
+    """A job as a cluster describes it."""
+
+    id: str = "job"
+    log: str | None = "log"
+    link: str | None = None
+    is_over: bool = False
+    is_active: bool = True
+
+    def __str__(self) -> str:
+        return "job is RUNNING"
+
+
+@dataclass
+class Manager:
+    """A manager that answers what a test says."""
+
+    job: Job | None = None
+    killed: list[str] = field(default_factory=list)
+    name: str = "Cluster"
+    unknown_seconds: float = 60.0
+
+    def find_job(self, driver: str) -> Job | None:
+        return self.job
+
+    def kill(self, job: str) -> None:
+        self.killed.append(job)
+
+    def clean_up(self, job: str) -> None: ...
+
+    def clean_up_by_log(self, log: str | None) -> None: ...
+
+    def tail_log(self, log: str | None, lines: int) -> list[str]:
+        return []
+
+    def kill_by_log(self, log: str | None) -> bool:
+        self.killed.append(f"log {log}")
+        return True
+
+    def describe_by_log(self, log: str | None) -> str:
+        return "its node is gone"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateDatabase]:
+    with closing(StateDatabase.open(f"sqlite:///{tmp_path}/state.db", migrate=True)) as store:
+        yield store
+
+
+@pytest.fixture
+def cli(mysql_server: MySQLServer, database: str, tmp_path: Path) -> Cli:
+    mysql_server.session(database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    return Cli(tmp_path, mysql_server, rf"{database}\.t")
+
+
+def running_driver(store: StateDatabase, what: str = "stream 0") -> str:
+    store.create_driver("d", "p", what=what, requester="t", sealed="s")
+    store.record_submission("d", "job", None, "log")
+    assert store.take_driver("d", "log") == "s"
+    return "d"
+
+
+def test_a_cleared_task_does_not_continue_with_what_began_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whatever kind: the user may have mended something that a driver from before has read already (trap S8)."""
+    requests: list[DriverRequest] = []
+
+    class Launcher:
+        def run(self, request: DriverRequest, requester: str) -> Any:
+            requests.append(request)
+            raise TransientError("no cluster", "")
+
+    monkeypatch.setattr("airflow_provider_cdc.driver.launchers.launcher.make_launcher", lambda _: Launcher())
+    monkeypatch.setattr(CdcSnapshotOperator, "_adopt_groups", lambda *_: [])
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", "mysql://u:p@127.0.0.1:1/d")
+    pipeline = {"name": "p", "source": {"conn_id": "shop", "tables": ["d.t"]}, "sink": {"path": str(tmp_path / "lake")}}
+    made = {
+        "re-snapshot": CdcResnapshotOperator(task_id="t", pipeline=pipeline, table="d.t"),
+        "verification": CdcVerifyOperator(task_id="t", pipeline=pipeline),
+        "chunk groups": CdcSnapshotOperator(task_id="t", pipeline=pipeline, groups=[1]),
+    }
+    for kind, operator in made.items():
+        requests.clear()
+        for max_tries, try_number in ((2, 1), (2, 2), (4, 3)):
+            context = task_context("t", try_number)
+            context["ti"].max_tries = max_tries
+            context["dag_run"] = type("Run", (), {"logical_date": utc_now(), "run_after": utc_now()})
+            with pytest.raises(TransientError, match="no cluster"):
+                operator.execute(context)
+        first, retry, cleared = (request.description for request in requests)
+        assert first.startswith(f"{kind} ") and first == retry != cleared
+
+
+def test_groups_that_an_adopted_driver_was_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = CdcSnapshotOperator(task_id="t", pipeline="", groups=[1, 2])
+    result = {"group": 1, "rows": 1, "chunks": 1, "corrected": 0, "seconds": 1.0}
+    monkeypatch.setattr("airflow_provider_cdc.airflow.operators.cdc.make_run_context", lambda *_: None)
+    monkeypatch.setattr(operator, "_adopt_groups", lambda *_: [])
+    monkeypatch.setattr(operator, "_run_driver", lambda *_: {"groups": [result]})
+    with pytest.raises(TransientError, match="not asked for group 2"):
+        operator.execute(task_context("t"))
+
+
+def test_an_outage_of_the_state_database_is_reported(store: StateDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = ClusterDriver(store, Manager(Job()), running_driver(store))
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
+    lines, answers = driver.output_lines(), store.driver
+    assert next(lines) == "Cluster: job, driver d: running, log: log"
+
+    def refuse(_: str) -> DriverRow | None:
+        raise TransientError("connection refused", "")
+
+    monkeypatch.setattr(store, "driver", refuse)
+    assert next(lines) == "Cluster: job, driver d: waiting for the state database. connection refused"
+    monkeypatch.setattr(store, "driver", answers)
+    assert next(lines) == "Cluster: job, driver d: running, log: log"
+
+
+def test_a_driver_that_is_silent_while_its_job_runs(store: StateDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = ClusterDriver(store, Manager(Job()), running_driver(store))
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    driver.look()
+    assert driver.description.endswith("running, log: log")
+    clock[0] += LOST_AFTER_SECONDS + 1
+    driver.look()
+    said = f"running, log: log. No sign of life for {LOST_AFTER_SECONDS:g} s. job is RUNNING"
+    assert driver.description.endswith(said)
+    store.record_driver_heartbeat("d")
+    driver.look()
+    assert driver.description.endswith("running, log: log")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_job_is_killed_whether_the_state_database_answers_or_not(
+    store: StateDatabase, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    manager, waits = Manager(Job()), threading.Event()
+    driver = ClusterDriver(store, manager, running_driver(store))
+    if not answers:
+        monkeypatch.setattr(store, "end_driver", lambda *_: waits.wait(60))
+    driver.terminate()
+    waits.set()
+    assert manager.killed == ["job"]
+    row = store.driver("d")
+    assert row is not None and row.state == ("ended" if answers else "running")
+
+
+def test_which_streams_are_starting(store: StateDatabase) -> None:
+    """Not one whose epoch has begun, whose job is over or unknown, or that was never submitted."""
+    assert starting_stream_drivers(store, "p") == []
+    running_driver(store)
+    store.create_driver("g", "p", what="chunk groups 1", requester="t", sealed="s")
+    assert [row.id for row in starting_stream_drivers(store, "p")] == ["d"]
+    assert ClusterDriver(store, Manager(Job()), "d").may_begin()
+    for job in (None, Job(is_over=True)):
+        assert not ClusterDriver(store, Manager(job), "d").may_begin()
+    store.create_driver("e", "p", what="stream 1", requester="t", sealed="s")
+    assert ClusterDriver(store, Manager(None), "e").may_begin(), "it is being submitted"
+    store._update(update(DriverRow).values(created_at=utc_now() - timedelta(hours=1)))
+    assert not ClusterDriver(store, Manager(None), "e").may_begin()
+
+
+def test_a_request_to_stop_a_stream_that_is_starting(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not succeed: the stream would begin later."""
+    monkeypatch.setattr(launcher, "cluster_manager", lambda _: Manager(Job()))
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    with cli.opened() as (context, store):
+        context.plans.ensure(store)
+    operator = CdcStopOperator(task_id="stop", pipeline=str(cli.file), deferrable=False)
+    with cli.opened() as (_, store):
+        assert operator.execute(task_context("stop"))["epoch"] is None
+        store.create_driver("d", "p", what="stream 0", requester="t", sealed="s")
+        with pytest.raises(TransientError, match="a Spark driver for one is starting: Cluster: .* driver d"):
+            operator.execute(task_context("stop"))
+        store.end_driver("d", {"error": {"kind": "", "message": "", "remedy": ""}})
+        assert operator.execute(task_context("stop"))["epoch"] is None
+        store.create_driver("e", "p", what="stream 0", requester="t", sealed="s")
+    command = CliRunner().invoke(stop, ["-f", str(cli.file)])  # last: it removes the connections from the environment
+    assert isinstance(command.exception, TransientError) and "driver e" in str(command.exception), command.output
+
+
+def test_a_lost_driver_of_a_stream_is_ended(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if another task has started it, which does not run any more."""
+    manager = Manager(Job())
+    monkeypatch.setattr(launcher, "cluster_manager", lambda _: manager)
+    with cli.opened() as (context, store):
+        running_driver(store)
+        store.create_driver("e", "p", what="stream 1", requester="t", sealed="s")
+        assert launcher.end_lost_stream(context, store, "log") == "its node is gone"
+        assert manager.killed == ["log log"]
+        assert [row.id for row in store.live_drivers("p")] == ["e"]
