@@ -98,21 +98,42 @@ def _carry_out(
         request = DriverRequest.from_line(unseal(sealed, secret.driver, secret.key))
     except CdcError as error:
         return 1, {"error": error.to_json()}
-    with DriverHeartbeat(store, secret.driver, parent, needs_row=not request.is_stream):
+    last_line = LastLine()
+    logging.getLogger(LOGGER_NAME).addHandler(last_line)
+    with DriverHeartbeat(store, secret.driver, last_line, parent, needs_row=not request.is_stream):
         return carry_out(replace(request, log=address))
+
+
+class LastLine(logging.Handler):
+    """Remembers the last line that this driver has written to its log.
+
+    :param text: the line, without time and level; ``None`` at first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Remember the line of a record."""
+        self.text = record.getMessage()
 
 
 class DriverHeartbeat(BackgroundLoop):
     """Records that this driver is alive, and ends it when it is no longer wanted or its JVM has ended.
 
     :param driver: id of the driver.
+    :param last_line: last line of its log.
     :param parent: process id of the JVM that has started this process; ``None`` if something else has.
     :param needs_row: whether to end if the state database has lost the driver's row. A stream restores its epoch.
     """
 
-    def __init__(self, store: StateDatabase, driver: str, parent: int | None, *, needs_row: bool) -> None:
+    def __init__(
+        self, store: StateDatabase, driver: str, last_line: LastLine, parent: int | None, *, needs_row: bool
+    ) -> None:
         super().__init__("driver-heartbeat", HEARTBEAT_SECONDS)
-        self._store, self._driver, self._parent, self._needs_row = store, driver, parent, needs_row
+        self._store, self._driver, self._last_line = store, driver, last_line
+        self._parent, self._needs_row = parent, needs_row
         self._is_ending = False
 
     def _step(self) -> None:
@@ -120,7 +141,7 @@ class DriverHeartbeat(BackgroundLoop):
             os._exit(1)
         is_wanted: bool | None = True
         with tolerate_outage():
-            is_wanted = self._store.record_driver_heartbeat(self._driver)
+            is_wanted = self._store.record_driver_heartbeat(self._driver, self._last_line.text)
         if is_wanted or (is_wanted is None and not self._needs_row) or self._is_ending:
             return
         self._is_ending = True

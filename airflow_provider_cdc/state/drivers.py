@@ -62,12 +62,14 @@ class DriverRecords(Database):
             values = {"state": "running", "sealed": None, "heartbeat_at": utc_now(), "log": log}
             return sealed if execute_update(session, taken.values(values)) else None
 
-    def record_driver_heartbeat(self, driver: str) -> bool | None:
+    def record_driver_heartbeat(self, driver: str, last_line: str | None = None) -> bool | None:
         """Record that a driver is alive.
 
+        :param last_line: last line of its log, without its time and level.
         :returns: whether it is still wanted; ``None`` if the state database does not know it.
         """
-        if self._update(update(DriverRow).filter_by(id=driver, state="running").values(heartbeat_at=utc_now())):
+        values = {"heartbeat_at": utc_now(), "last_line": last_line and storable_text(last_line)}
+        if self._update(update(DriverRow).filter_by(id=driver, state="running").values(values)):
             return True
         return None if self.driver(driver) is None else False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ from sqlalchemy import update
 
 from airflow_provider_cdc import CdcResnapshotOperator, CdcSnapshotOperator, CdcStopOperator, CdcVerifyOperator
 from airflow_provider_cdc.cli.control import stop
+from airflow_provider_cdc.driver.cluster_driver import DriverHeartbeat, LastLine
 from airflow_provider_cdc.driver.launchers import cluster, launcher
 from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver, starting_stream_drivers
 from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS
+from airflow_provider_cdc.observe.log_lines import LOGGER_NAME
 from airflow_provider_cdc.state import StateDatabase, utc_now
 from airflow_provider_cdc.state.models import DriverRow
 from tests.support.cli import Cli
@@ -150,6 +153,22 @@ def test_an_outage_of_the_state_database_is_reported(store: StateDatabase, monke
     assert next(lines) == "Cluster: job, driver d: waiting for the state database. connection refused"
     monkeypatch.setattr(store, "driver", answers)
     assert next(lines) == "Cluster: job, driver d: running, log: log"
+
+
+def test_what_a_driver_last_wrote_is_passed_on(store: StateDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for something for hours, which only its log would say."""
+    log, last_line = logging.getLogger(LOGGER_NAME), LastLine()
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(log, "handlers", [last_line])
+    heartbeat = DriverHeartbeat(store, running_driver(store), last_line, None, needs_row=True)
+    lines = ClusterDriver(store, Manager(Job()), "d").output_lines()
+    assert next(lines) == "Cluster: job, driver d: running, log: log"
+    for said in ("reading group 1", "the stream is paused"):
+        log.warning("%s", said)
+        heartbeat._step()
+        assert next(lines, None) == said
+    store.end_driver("d", {"outcome": {}})
+    assert list(lines) == []
 
 
 def test_a_driver_that_is_silent_while_its_job_runs(store: StateDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import URL, update
 
 from airflow_provider_cdc.state import StateDatabase
-from airflow_provider_cdc.state.models import DriverRow, utc_now
+from airflow_provider_cdc.state.models import DriverRow, storable_text, utc_now
 
 
 @pytest.fixture
@@ -61,7 +61,8 @@ def test_only_the_first_end_counts(store: StateDatabase) -> None:
     store.record_submission("d", "application_1")
     store.take_driver("d", None)
     before = row(store).heartbeat_at
-    assert store.record_driver_heartbeat("d") is True and row(store).heartbeat_at >= before
+    assert store.record_driver_heartbeat("d", "reading \0") is True and row(store).heartbeat_at >= before
+    assert row(store).last_line == storable_text("reading \0")
     assert store.end_driver("d", {"outcome": {"groups": [1]}})
     assert not store.end_driver("d", {"error": {"kind": "", "message": "lost", "remedy": ""}})
     assert row(store).outcome == {"outcome": {"groups": [1]}}

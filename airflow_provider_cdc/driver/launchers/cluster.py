@@ -247,8 +247,10 @@ class ClusterDriver:
         self._store.end_driver(self._driver, {"error": error.to_json()})
 
     def output_lines(self) -> Iterator[str]:
-        """Yield what happens to the driver, the address of its page, and at its end the last lines of its log."""
-        said = ""
+        """Yield what happens to the driver, the address of its page, what it last wrote to its log, and at its end the
+        last lines of the log.
+        """
+        said, last_line = "", None
         while True:
             row = self.look()
             if row is not None and row.state == "ended":
@@ -259,6 +261,8 @@ class ClusterDriver:
                 if row is not None and row.link and row.state == "running":
                     yield f"{UI_LINE_PREFIX}{row.link}"
                 said = news
+            if row is not None and row.last_line not in (None, last_line):
+                yield (last_line := row.last_line)
             time.sleep(_POLL_SECONDS)
         lines = self._manager.tail_log(self.log, _TAIL_LINES)
         if lines:
