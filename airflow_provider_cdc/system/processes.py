@@ -51,6 +51,14 @@ def has_died_here(host: str, machine: str | None, pid: int, started: float) -> b
     return is_on_this_machine(host, machine) and process_start_time(pid) != started
 
 
+def describe_exit(code: int) -> str:
+    """Return how a process has ended, such as ``by signal 9 (Killed)`` or ``with exit code 1``.
+
+    :param code: its exit code; negative for a signal.
+    """
+    return f"by signal {-code} ({signal.strsignal(-code) or 'unknown'})" if code < 0 else f"with exit code {code}"
+
+
 def session_members(session: int) -> list[int]:
     """Return the ids of the living processes of a session."""
     pids = []

@@ -30,9 +30,10 @@ def test_tries_of_a_task_ask_for_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "words"),
+    ("code", "text", "kind", "words"),
     [
         (
+            1,
             '26/11/29 INFO Client: x\nException in thread "main" org.apache.hadoop.yarn.exceptions.YarnException: '
             "Failed to submit application_1 to YARN : Application application_1 submitted by user u to unknown "
             "queue: q\n\tat x",
@@ -40,27 +41,66 @@ def test_tries_of_a_task_ask_for_the_same() -> None:
             "unknown queue: q",
         ),
         (
+            1,
             'Exception in thread "main" java.lang.IllegalArgumentException: Required executor memory (9000 MB) is '
             "above the max threshold (8192 MB) of this cluster!",
             NotReadyError,
             "above the max threshold",
         ),
         (
+            1,
             'Exception in thread "main" java.net.ConnectException: Call From a to rm:8032 failed\n'
             "Caused by: java.net.ConnectException: Connection refused",
             TransientError,
             "YARN cannot be reached: java.net.ConnectException: Connection refused",
         ),
         (
+            1,
             "Error: When running with master 'yarn' either HADOOP_CONF_DIR or YARN_CONF_DIR must be set",
             NotReadyError,
             "HADOOP_CONF_DIR or YARN_CONF_DIR must be set",
         ),
-        ("", NotReadyError, "was not accepted by YARN (queue q)"),
+        (
+            1,
+            'Exception in thread "main" org.apache.hadoop.yarn.exceptions.YarnException: Failed to submit '
+            "application_1 to YARN : org.apache.hadoop.security.AccessControlException: User u does not have "
+            "permission to submit application_1 to queue q",
+            NotReadyError,
+            "the rights to it",
+        ),
+        (
+            1,
+            'Exception in thread "main" org.apache.hadoop.yarn.exceptions.YarnException: Failed to submit '
+            "application_1 to YARN : org.apache.hadoop.security.AccessControlException: Queue root.q already has 20 "
+            "applications, cannot accept submission of application: application_1",
+            TransientError,
+            "could not be submitted to YARN (queue q): org.apache.hadoop.yarn.exceptions.YarnException: Failed to",
+        ),
+        (
+            1,
+            'Exception in thread "main" org.apache.hadoop.hdfs.server.namenode.SafeModeException: Cannot create '
+            "directory /user/u/.sparkStaging. Name node is in safe mode.",
+            TransientError,
+            "Name node is in safe mode",
+        ),
+        (
+            1,
+            'Exception in thread "main" java.io.FileNotFoundException: File file:/nowhere/env.tar.gz does not exist',
+            NotReadyError,
+            "File file:/nowhere/env.tar.gz does not exist. Check",
+        ),
+        (
+            -9,
+            "",
+            TransientError,
+            "spark-submit ended by signal 9 (Killed). Try again. If it lasts, see whether the kern",
+        ),
+        (137, "", TransientError, "to YARN (queue q): spark-submit ended with exit code 137. Try again"),
     ],
 )
-def test_a_submission_that_failed(text: str, kind: type[Exception], words: str) -> None:
-    error = _submission_error(text, "q")
+def test_a_submission_that_failed(code: int, text: str, kind: type[Exception], words: str) -> None:
+    """Only settings and rights end the pipeline's task; what may be over soon is tried again."""
+    error = _submission_error(code, text, "q")
     assert type(error) is kind and words in str(error) and "\n" not in str(error)
 
 

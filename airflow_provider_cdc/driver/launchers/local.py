@@ -22,7 +22,7 @@ from airflow_provider_cdc.model.errors import (
     UnexpectedError,
     make_error,
 )
-from airflow_provider_cdc.system.processes import end_session, rotated_log
+from airflow_provider_cdc.system.processes import describe_exit, end_session, rotated_log
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 if TYPE_CHECKING:
@@ -158,13 +158,12 @@ def read_outcome(result: Path, code: int) -> dict[str, Any]:
 
     stored = read_json(LocalStorage(result.parent), result.name)
     if stored is None:
-        how, remedy = f"with exit code {code}", "check its last lines and the memory of the host"
-        if code < 0:
-            how = f"by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+        remedy = "check its last lines and the memory of the host"
         if -code in _CRASH_SIGNALS:
             remedy = f"its last lines show where it crashed: {REPORT_REMEDY}"
         raise UnexpectedError(
-            f"the Spark driver ended {how} and left no result", f"Run it again. If this happens again, {remedy}"
+            f"the Spark driver ended {describe_exit(code)} and left no result",
+            f"Run it again. If this happens again, {remedy}",
         )
     if "error" in stored:
         raise make_error(**stored["error"])

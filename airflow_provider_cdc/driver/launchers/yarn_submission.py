@@ -15,7 +15,7 @@ from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.spark.java import ensure_java_home
 from airflow_provider_cdc.spark.resource_manager import driver_tag
 from airflow_provider_cdc.spark.session import cluster_settings
-from airflow_provider_cdc.system.processes import end_session
+from airflow_provider_cdc.system.processes import describe_exit, end_session
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
 
 #: Seconds for a submission. Jars that are not in the cluster yet are uploaded meanwhile.
@@ -28,7 +28,14 @@ _DECIDED = {
     "spark.yarn.submit.waitAppCompletion": "false",  # else a JVM would wait as long as the driver runs
     "spark.yarn.maxAppAttempts": "1",  # the task decides whether a driver is started again
 }
-_REFUSED = re.compile(r"unknown queue|Failed to submit application|AccessControlException|Required .* is above the max")
+#: What a change of settings or rights must end. All else may be over soon: a cluster that starts, a disk that is full.
+_WRONG_SETTINGS = re.compile(
+    "unknown queue|non-leaf queue|is STOPPED|AccessControlException|does not have permission|"
+    "cannot submit applications to queue|is above the max|greater than maximum allowed|HADOOP_CONF_DIR|"
+    "FileNotFoundException"
+)
+#: YARN calls this an AccessControlException.
+_FULL = re.compile("already has [0-9]+ applications|application limit reached")
 _UNREACHABLE = re.compile(r"Connection refused|ConnectException|NoRouteToHost|SocketTimeout|UnknownHost")
 _ERROR = re.compile(r"(?:Exception in thread \"main\" |Caused by: |Error: )(?P<text>.+)")
 
@@ -39,8 +46,8 @@ def submit(pipeline: str, conf: Mapping[str, str], secret: DriverSecret) -> None
     :param pipeline: name of the pipeline.
     :param conf: the user's Spark settings.
     :param secret: what the driver must know.
-    :raises NotReadyError: if the settings are not usable, or YARN refuses the application.
-    :raises TransientError: if YARN cannot be reached.
+    :raises NotReadyError: if settings or rights must be changed.
+    :raises TransientError: if it failed otherwise.
     """
     with temporary_folder() as folder:
         credentials, application = folder / "credentials", folder / "airflow_cdc_driver.py"
@@ -49,7 +56,7 @@ def submit(pipeline: str, conf: Mapping[str, str], secret: DriverSecret) -> None
         command = _command(pipeline, conf, driver_tag(secret.driver), application)
         code, text = _run(command, folder, credentials)
     if code != 0:
-        raise _submission_error(text, conf.get("spark.yarn.queue"))
+        raise _submission_error(code, text, conf.get("spark.yarn.queue"))
 
 
 def _command(pipeline: str, conf: Mapping[str, str], tag: str, application: Path) -> list[str]:
@@ -102,16 +109,27 @@ def _run(command: list[str], folder: Path, credentials: Path) -> tuple[int, str]
     return process.returncode, output.decode(errors="replace")
 
 
-def _submission_error(text: str, queue: str | None) -> NotReadyError | TransientError:
+def _submission_error(code: int, text: str, queue: str | None) -> NotReadyError | TransientError:
     found = [match["text"].strip() for line in text.splitlines() if (match := _ERROR.search(line))]
-    reason = next((line for line in found if _REFUSED.search(line)), found[-1] if found else text.strip()[-300:])
+    wrong = next((line for line in found if _WRONG_SETTINGS.search(line) and not _FULL.search(line)), None)
+    reason = wrong or (found[-1] if found else text.strip()[-300:])
     reason = " ".join(reason.split())[:500]
-    if _UNREACHABLE.search(text) and not _REFUSED.search(reason):
-        return TransientError(f"YARN cannot be reached: {reason}", "Check HADOOP_CONF_DIR, and that YARN runs")
     where = f"queue {queue}" if queue else "the default queue"
-    return NotReadyError(
-        f"the driver was not accepted by YARN ({where}): {reason}",
-        "Check the queue of the Spark connection and the rights to it, HADOOP_CONF_DIR, and spark.conf",
+    if wrong:
+        return NotReadyError(
+            f"the driver was not accepted by YARN ({where}): {reason}",
+            "Check the queue of the Spark connection and the rights to it, HADOOP_CONF_DIR, and spark.conf",
+        )
+    if _UNREACHABLE.search(text):
+        return TransientError(f"YARN cannot be reached: {reason}", "Check HADOOP_CONF_DIR, and that YARN runs")
+    if code < 0:
+        return TransientError(
+            f"spark-submit ended {describe_exit(code)}",
+            "Try again. If it lasts, see whether the kernel's log says that the memory of the Airflow worker ran out",
+        )
+    return TransientError(
+        f"the driver could not be submitted to YARN ({where}): {reason or f'spark-submit ended {describe_exit(code)}'}",
+        "Try again. If it lasts, check spark.conf, the limits of the queue, and the logs of YARN and HDFS",
     )
 
 
