@@ -122,7 +122,7 @@ def open_for_run(
             raise NotReadyError(*CLUSTER_MODE_REFUSED)
         if for_stream:
             context.require_stream_master()
-        for result in require_preflight(context):
+        for result in require_preflight(context, for_stream=for_stream):
             context.warn(str(result))
         if need_snapshot:
             context.plans.require()

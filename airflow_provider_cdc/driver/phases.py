@@ -140,7 +140,7 @@ def run_requested_stream(context: RunContext, request: DriverRequest) -> dict[st
     from airflow_provider_cdc.preflight.run import require_preflight
 
     has_spark = isinstance(context.cluster, YarnCluster)  # which has started it
-    for finding in require_preflight(context, spark=not has_spark):
+    for finding in require_preflight(context, spark=not has_spark, for_stream=True):
         context.warn(str(finding))
     context.plans.require()
     with closing(context.open_state_database()) as store:

@@ -30,10 +30,11 @@ from airflow_provider_cdc.spark.session import runs_in_cluster
 _MIN_FREE_BYTES = 1 << 30
 
 
-def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResult]:
+def run_preflight(context: RunContext, *, spark: bool = True, for_stream: bool = False) -> list[CheckResult]:
     """Check server, grants, tables, sink and runtime. This leaves nothing behind, not even a folder.
 
     :param spark: also check pyspark and Java.
+    :param for_stream: whether only a stream begins, which does not need the Spark Connect server.
     """
     results: list[CheckResult] = []
     results += run_check(lambda: _check_sink(context))
@@ -46,7 +47,8 @@ def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResul
         if not creates_pods and (context.connect is None or context.pipeline.spark.master is not None):
             results += run_check(_check_runtime)
         results += run_check(lambda: check_cluster(context))
-        results += run_check(lambda: _check_connect_server(context))
+        if not for_stream:
+            results += run_check(lambda: _check_connect_server(context))
     try:
         connection = connect(context.connect_args)
     except CdcError as error:
@@ -58,14 +60,16 @@ def run_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResul
     return [*dict.fromkeys(results)]  # what is wrong with the sink may be wrong with each table
 
 
-def require_preflight(context: RunContext, *, spark: bool = True) -> list[CheckResult]:
+def require_preflight(context: RunContext, *, spark: bool = True, for_stream: bool = False) -> list[CheckResult]:
     """Run the preflight, and raise its first error, if any.
+
+    For the parameters, see :func:`run_preflight`.
 
     :returns: the warnings.
     :raises NotReadyError: if a check found an error.
     :raises TransientError: if the error may be temporary, for example because the server cannot be reached.
     """
-    results = run_preflight(context, spark=spark)
+    results = run_preflight(context, spark=spark, for_stream=for_stream)
     for result in results:
         if result.level == "error":
             raise result.to_error()
@@ -168,7 +172,7 @@ def _check_connect_server(context: RunContext) -> Iterator[CheckResult]:
 
     spark = open_connect_session(server)
     try:
-        check_workers(spark, server)
+        check_workers(spark, server, context.warn)
         stream = context.pipeline.spark.master
         runs = f"the stream runs at {stream}" if stream else "a stream needs spark.master as well"
         yield CheckResult("ok", f"Spark {spark.version} at {server.address} runs all jobs but the stream; {runs}")

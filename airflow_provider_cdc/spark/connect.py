@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.config.connections import remove_airflow_variables
 from airflow_provider_cdc.config.spark_conf import ConnectServer, is_loopback_master
-from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.spark.install_check import check_spark_install
-from airflow_provider_cdc.spark.session import ENCRYPTION_SETTINGS, translate_spark_errors
+from airflow_provider_cdc.spark.session import ENCRYPTION_SETTINGS, translate_spark_errors, warn_while_waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +25,8 @@ _CLIENT_PACKAGES = ("grpc", "grpc_status", "google.rpc", "zstandard", "pandas")
 _OLDEST = (4, 0)
 #: Retries of the first call, about 15 s: by default, a server that is not there is asked for ten minutes.
 _FIRST_RETRIES = 5
+#: Seconds for the task that compares versions: on a busy server, it waits for a core.
+_CHECK_SECONDS = 120.0
 #: Seconds for the server to end what a killed task was running there.
 _INTERRUPT_SECONDS = 3.0
 
@@ -86,10 +88,12 @@ def check_client_install() -> str:
     return version
 
 
-def describe_workers(spark: SparkSession) -> tuple[str, str | None]:
+def describe_workers(spark: SparkSession, report_line: Callable[[str], None]) -> tuple[str, str | None]:
     """Return the version of Python in the workers of a server, such as ``3.11``, and that of this package there.
 
+    :param report_line: called with a line of text if the server has no free core for a while.
     :returns: ``None`` instead of the latter if the package is missing there.
+    :raises TransientError: if the server has not run the task in time.
     """
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
@@ -106,18 +110,39 @@ def describe_workers(spark: SparkSession) -> tuple[str, str | None]:
             python = f"{sys.version_info[0]}.{sys.version_info[1]}"
             yield pa.RecordBatch.from_pydict({"python": [python], "package": [package]})
 
-    with translate_spark_errors():
-        row = spark.range(0, 1, 1, 1).mapInArrow(task, "python string, package string").collect()[0]
+    is_late = threading.Event()
+
+    def interrupt() -> None:
+        is_late.set()
+        spark.interruptAll()
+
+    timer = threading.Timer(_CHECK_SECONDS, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        with translate_spark_errors(), warn_while_waiting(spark, report_line):
+            row = spark.range(0, 1, 1, 1).mapInArrow(task, "python string, package string").collect()[0]
+    except CdcError:
+        if is_late.is_set():
+            raise TransientError(
+                f"the Spark Connect server has not run a task within {_CHECK_SECONDS:g} s",
+                "Try again when it is less busy, or give it more cores",
+            ) from None
+        raise
+    finally:
+        timer.cancel()
     return row["python"], row["package"] or None
 
 
-def check_workers(spark: SparkSession, server: ConnectServer) -> None:
+def check_workers(spark: SparkSession, server: ConnectServer, report_line: Callable[[str], None]) -> None:
     """Check that functions of this process can run in the workers of a server.
 
+    :param report_line: called with a line of text if the server has no free core for a while.
     :raises NotReadyError: if Python or this package has another version there.
+    :raises TransientError: if the server has not run the task in time.
     """
     python, package = f"{sys.version_info[0]}.{sys.version_info[1]}", __version__
-    remote_python, remote_package = describe_workers(spark)
+    remote_python, remote_package = describe_workers(spark, report_line)
     if (remote_python, remote_package) != (python, package):
         there = f"Python {remote_python} and {f'version {remote_package} of' if remote_package else 'not'} this package"
         raise NotReadyError(

@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from airflow_provider_cdc.driver.launchers.local import start_attached
 from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
 from airflow_provider_cdc.runtime.run_context import RunContext
+from tests import ROOT
 from tests.support.cli import Cli
 from tests.support.oracle import compare
 from tests.support.rogue import certify
@@ -69,13 +72,14 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, connect: Conne
         mysql_server.execute("DROP USER 'connect_user'@'%'")
 
 
-def run_driver(cli: Cli, **what: Any) -> tuple[dict[str, Any], list[str], float]:
-    """Run a driver in an environment without Java: its outcome, what it wrote, and its CPU seconds."""
+def run_driver(cli: Cli, *, java: bool = False, **what: Any) -> tuple[dict[str, Any], list[str], float]:
+    """Run a driver, by default in an environment without Java: its outcome, what it wrote, and its CPU seconds."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cli.env.items():
             patch.setenv(name, value)
-        patch.setenv("JAVA_HOME", "/nowhere")
-        patch.setenv("PATH", str(cli.folder))
+        if not java:
+            patch.setenv("JAVA_HOME", "/nowhere")
+            patch.setenv("PATH", str(cli.folder))
         connections = {c: resolve_connection(c).to_json() for c in cli.context.pipeline.connection_ids}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with start_attached(DriverRequest(cli.context.pipeline.to_dict(), connections, **what)) as driver:
@@ -172,6 +176,55 @@ def test_the_command_line(cli: Cli, mysql_server: MySQLServer, database: str) ->
     result = cli.run("run", "--catch-up")
     assert result.code == 0, result
     assert is_equal(cli, mysql_server, database)
+
+
+def test_a_stream_does_not_need_the_server(
+    cli: Cli, mysql_server: MySQLServer, database: str, connect: ConnectServerProcess
+) -> None:
+    """It starts where spark.master says, also while the server is away."""
+    cli.value["spark"]["master"] = "local[1]"
+    cli.write()
+    cli.snapshot()
+    cli.env["AIRFLOW_CONN_CDC_CONNECT"] = "spark-connect://127.0.0.1:1"
+    run_driver(cli, java=True, catch_up=True)
+    assert is_equal(cli, mysql_server, database)
+    result = cli.run("stream", "--catch-up")
+    assert result.code == 0, result
+
+
+def test_a_busy_server_is_not_waited_for_without_end(connect: ConnectServerProcess) -> None:
+    """The check of the workers says that it waits, and then ends with an error."""
+    program = """
+import os, sys, threading, time
+from airflow_provider_cdc.config.spark_conf import ConnectServer
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.spark import connect, session
+
+server = ConnectServer("127.0.0.1", int(sys.argv[1]), token=sys.argv[2])
+
+def sleep(batches):
+    time.sleep(120)
+    yield from batches
+
+busy, spark = connect.open_connect_session(server), connect.open_connect_session(server)
+connect.check_workers(spark, server, print)  # the first one takes long
+session._WAITING_SECONDS, connect._CHECK_SECONDS = 1, 8
+threading.Thread(target=busy.range(0, 2, 1, 2).mapInArrow(sleep, "id long").collect, daemon=True).start()
+time.sleep(3)
+try:
+    connect.check_workers(spark, server, print)
+except TransientError as error:
+    print(error)
+connect.interrupt_sessions()
+sys.stdout.flush()
+os._exit(0)  # the client waits for threads
+"""
+    command = [sys.executable, "-c", program, str(connect.port), TOKEN]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert ran.stdout, ran.stderr[-3000:]
+    waits, late = ran.stdout.splitlines()
+    assert "has started no task for" in waits and "waiting for an executor" in waits
+    assert late.startswith("the Spark Connect server has not run a task within 8 s. Try again"), ran
 
 
 def test_what_check_says(cli: Cli, connect: ConnectServerProcess) -> None:
