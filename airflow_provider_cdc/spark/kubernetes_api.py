@@ -138,11 +138,20 @@ def _to_cdc_error(what: str, error: Any) -> NotReadyError | TransientError:
     return TransientError(text, "Try again; if it lasts, see the log of the API server")
 
 
+def answer_field(error: Any, name: str) -> Any:
+    """Return a field of the answer of the API server; ``None`` if the answer does not have it.
+
+    :param error: a ``kubernetes.client.ApiException``.
+    """
+    with suppress(TypeError, ValueError, LookupError):
+        return json.loads(error.body)[name]
+    return None
+
+
 def _status_and_reason(error: Any) -> tuple[int, str]:
     """Return the status of an answer, and what the API server says in one line."""
     status, message = error.status, error.reason
     if handshake := _HANDSHAKE.match(str(error.reason)):  # the answer to a request to run a command
         status, message = int(handshake["status"]), handshake["reason"]
-    with suppress(TypeError, ValueError, LookupError):
-        message = json.loads(error.body)["message"]
+    message = answer_field(error, "message") or message
     return status, f"{' '.join(str(message or 'no reason given').split())[:500]} ({status})"

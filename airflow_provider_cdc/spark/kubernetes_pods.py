@@ -14,6 +14,7 @@ from airflow_provider_cdc.model.errors import CdcError, NotReadyError, Transient
 from airflow_provider_cdc.spark.kubernetes_api import (
     REQUIRED_RIGHTS,
     RIGHTS_REMEDY,
+    answer_field,
     make_configuration,
     translate_api_errors,
 )
@@ -160,7 +161,10 @@ class PodManager:
         :raises CdcError: if it is not accepted.
         """
         with translate_api_errors("create the pod of the driver"):
-            self._unless(409, lambda: self._api.create_namespaced_pod(self._namespace, pod, _request_timeout=_TIMEOUT))
+            self._unless(
+                "AlreadyExists",
+                lambda: self._api.create_namespaced_pod(self._namespace, pod, _request_timeout=_TIMEOUT),
+            )
 
     def find_job(self, driver: str) -> Pod | None:
         """Return the pod of a driver, or ``None``."""
@@ -168,18 +172,23 @@ class PodManager:
 
     def _read(self, namespace: str, name: str) -> Pod | None:
         with translate_api_errors(f"say how pod {namespace}/{name} is"):
-            pod = self._unless(404, lambda: self._api.read_namespaced_pod(name, namespace, _request_timeout=_TIMEOUT))
+            pod = self._unless(
+                "NotFound", lambda: self._api.read_namespaced_pod(name, namespace, _request_timeout=_TIMEOUT)
+            )
         return None if pod is None else to_pod(pod.to_dict())
 
     @staticmethod
-    def _unless(status: int, request: Callable[[], Any]) -> Any | None:
-        """Return the answer to a request, or ``None`` for a status."""
+    def _unless(reason: str, request: Callable[[], Any]) -> Any | None:
+        """Return the answer to a request, or ``None`` if it fails for a reason.
+
+        The status is not enough: it is 409, too, when a quota was changed at the same moment.
+        """
         from kubernetes.client import ApiException
 
         try:
             return request()
         except ApiException as error:
-            if error.status != status:
+            if answer_field(error, "reason") != reason:
                 raise
             return None
 
@@ -187,7 +196,9 @@ class PodManager:
         """Delete a pod. Its driver gets SIGTERM, and some time to end."""
         namespace, _, name = job.partition("/")
         with translate_api_errors(f"delete pod {job}"):
-            self._unless(404, lambda: self._api.delete_namespaced_pod(name, namespace, _request_timeout=_TIMEOUT))
+            self._unless(
+                "NotFound", lambda: self._api.delete_namespaced_pod(name, namespace, _request_timeout=_TIMEOUT)
+            )
 
     def clean_up(self, job: str) -> None:
         """Delete a pod that has succeeded."""

@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from airflow_provider_cdc.driver.pod_main import open_pipe, wait_for_secret
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.spark.kubernetes_api import _to_cdc_error, make_configuration
-from airflow_provider_cdc.spark.kubernetes_pods import to_pod
+from airflow_provider_cdc.spark.kubernetes_pods import PodManager, to_pod
 from airflow_provider_cdc.spark.pod_spec import make_pod, namespace_of, pipeline_label
 from tests import ROOT
 
@@ -242,6 +245,62 @@ def test_errors_of_the_api_server(
     assert type(found) is kind
     with pytest.raises(kind, match=words):
         raise found
+
+
+CONFLICT = {
+    "kind": "Status",
+    "status": "Failure",
+    "message": 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified',
+    "reason": "Conflict",
+    "code": 409,
+}
+EXISTS = {**CONFLICT, "message": 'pods "airflow-cdc-1" already exists', "reason": "AlreadyExists"}
+MISSING = {**CONFLICT, "message": 'pods "airflow-cdc-1" not found', "reason": "NotFound", "code": 404}
+
+
+@contextmanager
+def answers(answer: dict[str, Any] | str) -> Iterator[PodManager]:
+    """A manager whose API server gives one recorded answer."""
+    from kubernetes.client import Configuration
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+            self.send_response(404 if isinstance(answer, str) else answer["code"])
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_DELETE = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    configuration = Configuration(host="")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            configuration.host = f"http://127.0.0.1:{server.server_port}"
+            yield PodManager(configuration, "n")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_answers_that_count_as_success() -> None:
+    """A pod that is there, or gone, as wanted; but not a conflict, and not what something in between answers."""
+    with answers(EXISTS) as pods:
+        pods.create({})
+    with answers(MISSING) as pods:
+        pods.kill("n/airflow-cdc-1")
+        assert pods.find_job("1") is None
+    with answers(CONFLICT) as pods, pytest.raises(TransientError, match=r"object has been modified .409.*Try again"):
+        pods.create({})
+    with answers("no such page") as pods, pytest.raises(CdcError, match="did not say how pod n/airflow-cdc-1 is"):
+        pods.find_job("1")
 
 
 def pod_status(state: dict[str, Any] | None, phase: str = "Pending", **status: Any) -> Any:
