@@ -60,7 +60,7 @@ class Pod:
     :param reason: why it waits, or how it ended; empty if that is not known.
     :param is_running: whether the driver's container runs, and is to go on.
     :param is_blocked: whether it waits for something that mostly does not come without a change.
-    :param is_over: whether the driver's container has ended, or will never begin.
+    :param is_over: whether the driver's container has ended, or is lost.
     """
 
     namespace: str
@@ -325,9 +325,15 @@ class PodManager:
         return str(pod)
 
 
-#: Why a container waits although nothing but a change can help.
-_CANNOT_START = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
-_BLOCKED = ("ErrImagePull", "ImagePullBackOff", "CreateContainerError")
+#: Why a container waits although mostly nothing but a change can help.
+_BLOCKED = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CreateContainerError",
+    "CreateContainerConfigError",
+)
 
 
 def to_pod(value: Mapping[str, Any]) -> Pod:
@@ -340,9 +346,7 @@ def to_pod(value: Mapping[str, Any]) -> Pod:
     state = _driver_state(value, container)
     ended = state.get("terminated") or {}
     first = [(one.get("state") or {}).get("waiting") or {} for one in status.get("init_container_statuses") or []]
-    waiting = next(
-        (one for one in first if one.get("reason") in (*_CANNOT_START, *_BLOCKED)), state.get("waiting") or {}
-    )
+    waiting = next((one for one in first if one.get("reason") in _BLOCKED), state.get("waiting") or {})
     conditions = [
         condition
         for condition in status.get("conditions") or []
@@ -365,7 +369,7 @@ def to_pod(value: Mapping[str, Any]) -> Pod:
         "; ".join(filter(None, reasons)),
         is_running=bool(state.get("running")) and deleted_at is None,
         is_blocked=waiting.get("reason") in _BLOCKED,
-        is_over=phase in ("Succeeded", "Failed") or bool(ended) or is_overdue or waiting.get("reason") in _CANNOT_START,
+        is_over=phase in ("Succeeded", "Failed") or bool(ended) or is_overdue,
     )
 
 

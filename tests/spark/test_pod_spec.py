@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -20,6 +20,7 @@ import yaml
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, spark_cluster
 from airflow_provider_cdc.config.spark_conf import KubernetesCluster, driver_pod_master
+from airflow_provider_cdc.driver.launchers.kubernetes import PodDriver
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
 from airflow_provider_cdc.driver.pod_main import open_pipe, wait_for_secret
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
@@ -326,11 +327,9 @@ def test_what_a_pod_says() -> None:
     assert killed.is_over and killed.is_active and not killed.is_running and "OOMKilled: exit code 137" in str(killed)
     evicted = pod_status(None, "Failed", reason="Evicted", message="low on memory")
     assert evicted.is_over and not evicted.is_active and "Evicted: low on memory" in str(evicted)
-    assert pod_status({"waiting": {"reason": "ErrImageNeverPull"}}).is_over
     metadata = {"namespace": "n", "name": "p", "annotations": None, "deletion_timestamp": datetime.now(UTC)}
     deleted = to_pod({"metadata": metadata, "status": {"phase": "Running"}})
     assert str(deleted) == "pod n/p is Running: it is being deleted" and not deleted.is_over
-    assert pod_status({"waiting": {"reason": "ImagePullBackOff"}}).is_blocked
     first = pod_status(
         {"waiting": {"reason": "PodInitializing"}},
         init_container_statuses=[
@@ -342,6 +341,20 @@ def test_what_a_pod_says() -> None:
     metadata |= {"deletion_timestamp": datetime.now(UTC) - timedelta(minutes=1)}
     lost = to_pod({"metadata": metadata, "status": {"phase": "Running"}})
     assert lost.is_over and "its node does not say that it has ended" in str(lost)
+
+
+@pytest.mark.parametrize(
+    "reason", ["ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"]
+)
+def test_a_pod_that_cannot_start(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no log to look at: the error says why, and what to change, when there was time for another attempt."""
+    pod = pod_status({"waiting": {"reason": reason, "message": 'secret "ca" not found'}})
+    driver = PodDriver(cast("Any", None), cast("Any", None), "1")
+    driver._end_if_blocked(pod)
+    assert pod.is_blocked and not pod.is_over
+    monkeypatch.setattr("airflow_provider_cdc.driver.launchers.kubernetes._BLOCKED_SECONDS", 0.0)
+    with pytest.raises(NotReadyError, match=rf'{reason}: secret "ca" not found.*Secrets and ConfigMaps'):
+        driver._end_if_blocked(pod)
 
 
 def test_a_request_that_comes_in_parts(tmp_path: Path) -> None:

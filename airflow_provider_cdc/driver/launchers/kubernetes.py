@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two attempts to hand a request over.
 _HAND_OVER_SECONDS = 5.0
-#: Seconds for an image that cannot be pulled: its registry may be away for a moment.
+#: Seconds for a container that cannot be created: a registry may be away for a moment, and a Secret come later.
 _BLOCKED_SECONDS = 120.0
 
 
@@ -92,7 +92,8 @@ class PodDriver(ClusterDriver):
         elif now - self._blocked_since > _BLOCKED_SECONDS:
             raise NotReadyError(
                 f"the Spark driver cannot start: {pod}",
-                "Check the image (spark.kubernetes.container.image, or the pod template), and how it is pulled",
+                "Check the image (spark.kubernetes.container.image, or the pod template) and how it is pulled, and the "
+                "Secrets and ConfigMaps that the pod template names",
             )
 
 
