@@ -25,7 +25,12 @@ _LOOPBACK_API = re.compile(rf"k8s://http://({_LOOPBACK.pattern})(:[0-9]+)?(/.*)?
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.\-]+")
 # All settings are on the command line of the JVM, which all users of the host can read.
-_SECRET = re.compile(r"secret|passw|passphrase|token|(access|account|private|api)[._-]?key", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|passw|passphrase|pwd|token|\bsas\b|(access|account|private|api)[._-]?key|encryption[._-]?key\b",
+    re.IGNORECASE,
+)
+_JAVA_PROPERTY = re.compile(r"-D([^\s=]+)=")
+_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 
 #: Remedy for secrets in ``spark.conf``.
 SECRET_REMEDY = (
@@ -253,10 +258,23 @@ def _check_value(what: str, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str) and value and value.isprintable():
+        _refuse_secret_in_value(what, value)
         return value
     if isinstance(value, int | float):
         return str(value)
     raise invalid_value(what, value, "a text, a number, true or false")
+
+
+def _refuse_secret_in_value(what: str, value: str) -> None:
+    if name := next(filter(_SECRET.search, _JAVA_PROPERTY.findall(value)), None):
+        raise NotReadyError(
+            f"{what}: -D{name} would carry a secret, and everyone on the host can read settings",
+            "Put the options of Java into a file that only the driver's user can read, and write @/path/of/the/file",
+        )
+    if _ADDRESS_WITH_PASSWORD.search(value):
+        raise NotReadyError(
+            f"{what} would carry a password in an address, and everyone on the host can read settings", SECRET_REMEDY
+        )
 
 
 # ---------------------------------------------------------------- Spark Connect

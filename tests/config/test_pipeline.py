@@ -431,6 +431,20 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("spark.conf", {"spark.hadoop.fs.s3a.access.key": "hunter2"}), "would carry a secret"),
         (changed("spark.conf", {"spark.hadoop.fs.azure.account.key.x": "hunter2"}), "would carry a secret"),
         (changed("spark.conf", {"spark.kubernetes.oauthToken": "hunter2"}), "would carry a secret"),
+        (changed("spark.conf", {"spark.hadoop.fs.azure.sas.c.a": "hunter2"}), "would carry a secret"),
+        (changed("spark.conf", {"spark.executorEnv.MYSQL_PWD": "hunter2"}), "would carry a secret"),
+        (changed("spark.conf", {"spark.hadoop.fs.s3a.encryption.key": "hunter2"}), "would carry a secret"),
+        (
+            changed(
+                "spark.conf", {"spark.driver.defaultJavaOptions": "-Xss2m -Djavax.net.ssl.keyStorePassword=hunter2"}
+            ),
+            "spark.driver.defaultJavaOptions: -Djavax.net.ssl.keyStorePassword would carry a secret, and everyone on "
+            "the host can read settings. Put the options of Java into a file",
+        ),
+        (
+            changed("spark.conf", {"spark.jars.repositories": "https://a.test,https://u:hunter2@b.test"}),
+            "spark.jars.repositories would carry a password in an address",
+        ),
         (
             changed("spark.conf", {"spark.sql.session.timeZone": "CET"}),
             "spark.conf: spark.sql.session.timeZone cannot be set. It is always UTC",
@@ -468,6 +482,18 @@ def test_spark_settings_become_text() -> None:
     conf = Pipeline.from_dict(changed("spark.conf", given)).spark.conf
     assert conf == {"spark.a": "4", "spark.b": "true", "spark.c": "0.5", "spark.d-e.F_1": "x y", "spark.f": "false"}
     assert Pipeline.from_dict(changed("spark.conf", None)).spark.conf == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.io.encryption.keySizeBits", "256"),
+        ("spark.driver.defaultJavaOptions", "-XX:+UseG1GC -Duser.timezone=UTC @/etc/cdc/java-options"),
+        ("spark.yarn.stagingDir", "hdfs://name.test:8020/staging,abfss://c@a.dfs.core.windows.net/x"),
+    ],
+)
+def test_spark_settings_that_only_look_like_secrets(name: str, value: str) -> None:
+    assert Pipeline.from_dict(changed("spark.conf", {name: value})).spark.conf == {name: value}
 
 
 @pytest.mark.parametrize(
