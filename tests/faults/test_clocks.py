@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-import airflow_provider_cdc.state
-from airflow_provider_cdc.state.models import utc_now
+from tests import ROOT
 from tests.support.phases import Fault, World, failed
 from tests.support.servers import MySQLServer
 
+PACKAGE = ROOT / "airflow_provider_cdc"
+
 
 class Clock:
-    """The clock of this process, which can be moved."""
+    """The clock of this process, which can be moved: all that the package asks for the time of day."""
 
     def __init__(self) -> None:
-        self._time, self._now, self._stack = time.time, utc_now, ExitStack()
+        self._time, self._stack = time.time, ExitStack()
         self.shift = 0.0
 
     def __enter__(self) -> Clock:
+        clock = self
+
+        class Shifted(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + timedelta(seconds=clock.shift)
+
         self._stack.enter_context(patch.object(time, "time", lambda: self._time() + self.shift))
-        for module in _modules_with("utc_now"):
-            self._stack.enter_context(patch.object(module, "utc_now", self._shifted))
+        for module in _modules_that_ask():
+            self._stack.enter_context(patch.object(module, "datetime", Shifted))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def _shifted(self) -> datetime:
-        return self._now() + timedelta(seconds=self.shift)
 
     def jump(self, seconds: float) -> Callable[[], None]:
         def move() -> None:
@@ -47,10 +50,11 @@ class Clock:
         return move
 
 
-def _modules_with(name: str) -> list[ModuleType]:
-    package: Any = airflow_provider_cdc.state
-    found = [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
-    return [module for module in found if hasattr(module, name)]
+def _modules_that_ask() -> list[ModuleType]:
+    """Modules that ask for the date, without those of Airflow's own processes."""
+    asking = [path for path in PACKAGE.rglob("*.py") if "datetime.now(" in path.read_text()]
+    paths = [path.relative_to(ROOT).with_suffix("").parts for path in asking]
+    return [importlib.import_module(".".join(parts)) for parts in paths if parts[1] not in ("airflow", "ui")]
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +40,11 @@ def full(disk: Path) -> Fault:
     return Fault(fill, lambda: filler.unlink(missing_ok=True))
 
 
+def only_verify_goes_on(said: Mapping[str, str]) -> None:
+    """Of the phases that begin while the disk is full."""
+    assert {place for place in said if place.endswith("the start")} - failed(said) == {"verify at the start"}, said
+
+
 #: Where the failing disk is mounted. Staged changes are below the sink, and go there with it.
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_of_the_sink(mysql_server: MySQLServer, database: str, disk: Path, tmp_path: Path, kind: str) -> None:
@@ -48,10 +53,10 @@ def test_of_the_sink(mysql_server: MySQLServer, database: str, disk: Path, tmp_p
     sink = {"path": str(disk / "lake"), "kind": kind}
     world = World(mysql_server, database, tmp_path / "p", env, disk / "lake", sink=sink, state={"conn_id": "books"})
     said = world.carry(full(disk))
-    wrote = {"plan at the start", "snapshot at chunk.after_select:2", "stream at the start", "re-snapshot at the start"}
-    assert wrote <= failed(said), said
+    only_verify_goes_on(said)
+    middles = {"snapshot at chunk.after_select:2", "handover at table.after_commit", "stream at table.before_commit:2"}
+    assert middles <= failed(said), said
     assert all("No space left on device" in message or "full" in message for message in said.values() if message), said
-    assert "verify at the start" not in failed(said)
 
 
 def test_of_staged_changes(mysql_server: MySQLServer, database: str, disk: Path, tmp_path: Path) -> None:
@@ -63,7 +68,8 @@ def test_of_staged_changes(mysql_server: MySQLServer, database: str, disk: Path,
     env = {"AIRFLOW_CONN_BOOKS": f"sqlite:///{tmp_path}/books.db"}
     world = World(mysql_server, database, tmp_path / "p", env, state={"conn_id": "books"})
     said = world.carry(full(disk))
-    assert {"plan at the start", "stream at the start", "re-snapshot at the start"} <= failed(said), said
+    only_verify_goes_on(said)
+    assert "snapshot at chunk.after_select:2" in failed(said), said
     assert all("No space left on device" in message for message in said.values() if message), said
 
 
@@ -73,5 +79,5 @@ def test_of_the_state_database(mysql_server: MySQLServer, database: str, disk: P
     world = World(mysql_server, database, tmp_path / "p", env, state={"conn_id": "books"})
     said = world.carry(full(disk))
     assert failed(said).isdisjoint({"handover at table.after_commit", "stream at table.before_commit:2"}), said
-    assert "plan at the start" in failed(said), said
+    only_verify_goes_on(said)
     assert all(f"{disk}/books.db" in message for message in said.values() if message), said

@@ -76,9 +76,9 @@ def test_a_python_worker(mysql_server: MySQLServer, database: str, cli: Cli, how
 
 
 def test_a_driver_that_cannot_allocate(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def allocate(_: object) -> None:
+    def allocate(*_: object) -> None:
         np.zeros(1 << 60, np.uint8)
 
-    monkeypatch.setattr(PlanStore, "require", allocate)
-    found = cli.call("status")
+    monkeypatch.setattr(PlanStore, "make", allocate)
+    found = cli.call("plan")
     assert found.code == OutOfMemoryError.exit_code and "more memory" in found.problem, found

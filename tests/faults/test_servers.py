@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,15 +28,34 @@ from tests.support.servers import MySQLServer
 LOST_AFTER = 2.0
 
 
+def carry(kind: type[MySQLServer], folder: Path, make: Callable[[MySQLServer], Fault]) -> None:
+    """Let a source fail, in each phase; a run that begins meanwhile, or reads a chunk, ends with a transient error."""
+    with kind() as server:
+        server.execute("CREATE DATABASE d")
+        world = World(server, "d", folder)
+        said = world.carry(make(server))
+    assert {place for place in said if place.endswith("the start")} <= failed(said), said
+    assert "snapshot at chunk.after_select:2" in failed(said), said
+
+
 @pytest.mark.one_of("kind")
 @pytest.mark.parametrize("kind", [MySQLServer, MariaDBServer], ids=["MySQL", "MariaDB"])
 def test_the_source_is_killed(kind: type[MySQLServer], tmp_path: Path) -> None:
-    with kind() as server:
-        server.execute("CREATE DATABASE d")
-        world = World(server, "d", tmp_path)
-        said = world.carry(Fault(server.kill, server.start))
-    assert {place for place in said if place.endswith("the start")} <= failed(said), said
-    assert "snapshot at chunk.after_select:2" in failed(said), said
+    carry(kind, tmp_path, lambda server: Fault(server.kill, server.start))
+
+
+@pytest.mark.one_of("kind")
+@pytest.mark.parametrize("kind", [MySQLServer, MariaDBServer], ids=["MySQL", "MariaDB"])
+def test_the_source_stands_still(kind: type[MySQLServer], tmp_path: Path) -> None:
+    """It takes connections, and answers nothing."""
+
+    def make(server: MySQLServer) -> Fault:
+        pid = server.pid
+        if pid is None:
+            pytest.skip("only a process can be stopped")
+        return Fault(lambda: os.kill(pid, signal.SIGSTOP), lambda: os.kill(pid, signal.SIGCONT))
+
+    carry(kind, tmp_path, make)
 
 
 class Away:
@@ -84,6 +105,7 @@ def test_the_state_database_is_away_for_longer_than_all_limits(
     env = {"AIRFLOW_CONN_BOOKS": away.uri()}
     world = World(mysql_server, database, tmp_path, env, state={"conn_id": "books"})
     world.run("snapshot")
+    world.write(1)  # the copies are equal only behind the first batch
     with world.cli.streaming() as epoch:
         wait_for("the first batch", lambda: world.differences() == [], 60)
         name, number = world.cli.value["name"], epoch.number

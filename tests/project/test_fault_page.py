@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.support.fault_page import LONGEST, NO_PART, UNTESTED, Faults, exists
+from tests.support.fault_page import LONGEST, NO_PART, UNTESTED, Faults, commands, exists
 from tests.support.generated import held_by
+from tests.support.phases import MIDDLE
 
 FAULTS = Faults.load()
 
@@ -29,6 +30,16 @@ def test_each_test_exists_and_is_named() -> None:
     assert [test for test in FAULTS.tests.values() if not exists(test)] == []
     named = {name for fault in FAULTS.all for cell in fault.cells for name in cell.tests}
     assert FAULTS.tests.keys() - named == set()
+
+
+def test_tests_have_the_phases_for_which_they_are_named() -> None:
+    """Those that carry a fault through all phases, and those that are parametrized by command."""
+    assert [phase.lower() for phase in FAULTS.phases] == [*MIDDLE]
+    for fault in FAULTS.all:
+        for phase, cell in zip(MIDDLE, fault.cells, strict=True):
+            for test in cell.tests:
+                found = commands(FAULTS.tests[test])
+                assert not found or phase.replace("-", "") in found, f"{fault.name}, {phase}: {test}"
 
 
 def test_names_stand_once() -> None:

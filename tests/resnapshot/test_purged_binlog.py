@@ -16,6 +16,7 @@ from airflow_provider_cdc.apply import applier as apply
 from airflow_provider_cdc.chunk_groups.chunk_group import ChunkGroup
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.model.comparison import NOT_COMPARABLE
 from airflow_provider_cdc.model.errors import FencedError, NotReadyError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.observe.status import read_status
 from airflow_provider_cdc.resnapshot import purged_binlog as next_snapshot
@@ -108,6 +109,7 @@ def test_the_stream_stops_with_what_to_do(world: World) -> None:
     world.change()
     with pytest.raises(PurgedError, match=r"is no longer on the server.*re-snapshot all tables, use `airflow-cdc run`"):
         world.cli.catch_up()
+    assert {one.verdict for one in verify_tables(world.cli.context)} == {NOT_COMPARABLE}
     value = yaml.safe_load(world.cli.file.read_text())
     world.cli.file.write_text(yaml.safe_dump({**value, "stream": {}}))
     world.cli.snapshot()  # nothing to do: the tables stay as they are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,17 @@ def table(mysql_server: MySQLServer, database: str) -> str:
     return f"{database}.t"
 
 
-def test_a_lost_plan_does_not_double_the_rows(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["snapshot", "stream", "verify"])
+def test_a_lost_plan_does_not_double_the_rows(
+    mysql_server: MySQLServer, table: str, tmp_path: Path, command: str
+) -> None:
     cli = Cli(tmp_path, mysql_server, table)
     cli.snapshot()
     (cli.sink / "_cdc" / "p" / "plan.json").unlink()
     before = tree(cli.sink / table.partition(".")[0])
-    with pytest.raises(NotReadyError, match=r"no plan at .*Restore the plan, or start with a fresh sink\.path"):
-        cli.snapshot()
+    found = cli.call(command)
+    assert found.code == NotReadyError.exit_code, found
+    assert re.search(r"no plan at .*Restore the plan, or start with a fresh sink\.path", found.problem), found
     assert tree(cli.sink / table.partition(".")[0]) == before
 
 

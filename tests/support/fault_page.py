@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,6 +91,21 @@ class Faults:
 
 def exists(test: str) -> bool:
     """Whether there is a test of this path and name."""
+    return _definition(test) is not None
+
+
+def commands(test: str) -> set[str]:
+    """The commands by which a test is parametrized; empty if it is not."""
+    function = _definition(test)
+    decorators = [] if function is None else function.decorator_list
+    for call in decorators:
+        if isinstance(call, ast.Call) and ast.unparse(call).startswith("pytest.mark.parametrize('command', "):
+            return set(ast.literal_eval(call.args[1]))
+    return set()
+
+
+def _definition(test: str) -> ast.FunctionDef | None:
     path, _, name = test.partition("::")
     file = ROOT / path
-    return file.is_file() and re.search(rf"^def {name}\(", file.read_text(), re.MULTILINE) is not None
+    body = ast.parse(file.read_text()).body if file.is_file() else []
+    return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)

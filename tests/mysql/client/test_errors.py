@@ -6,12 +6,14 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
 import pymysql
 import pytest
+from pymysql import Connection
 
 from airflow_provider_cdc.model.errors import (
     CdcError,
@@ -22,6 +24,7 @@ from airflow_provider_cdc.model.errors import (
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.client.identity import binlog_status, is_mariadb
 from airflow_provider_cdc.mysql.client.session import connect, query_bytes, translate_errors
+from airflow_provider_cdc.mysql.resultset.reader import query_arrow
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
 
@@ -140,17 +143,31 @@ def test_those_that_are_hard_to_bring_about(code: int, kind: type[CdcError]) -> 
     assert type(found.value) is kind
 
 
+def read_rows(connection: Connection[Any], sql: str) -> list[tuple[bytes, bytes]]:
+    """As chunks are read."""
+    table = query_arrow(connection, sql, pa.schema([("a", pa.string()), ("b", pa.string())]))
+    return [(row["a"].encode(), row["b"].encode()) for row in table.to_pylist()]
+
+
 @pytest.mark.parametrize(
-    "wanted", [b"needle", b"\xfe\x00\x00\x02\x00", b"def"], ids=["data", "end of a result", "column"]
+    ("read", "wanted"),
+    [
+        *((query_bytes, wanted) for wanted in (b"needle", b"\xfe\x00\x00\x02\x00", b"def")),
+        *((read_rows, wanted) for wanted in (b"needle", b"def")),
+    ],
+    ids=["data", "end of a result", "column", "data of a chunk", "column of a chunk"],
 )
-def test_an_answer_that_is_damaged(server: MySQLServer, wanted: bytes) -> None:
+def test_an_answer_that_is_damaged(
+    server: MySQLServer, read: Callable[[Connection[Any], str], Sequence[Any]], wanted: bytes
+) -> None:
     """Where a packet is doubled nothing is understood any more; what was damaged inside of a value nobody can see."""
+    sql = "SELECT CONCAT('nee', 'dle') AS a, '2' AS b"  # the statement is not damaged
     with Proxy(server.port) as proxy:
         given = {**server.connect_args(), "host": "127.0.0.1", "port": proxy.port, "ssl_disabled": True}
         with contextlib.closing(connect({**given, "read_timeout": 3})) as connection:
             proxy.replace(wanted, wanted[:-1] + b"\xff\xff\xff" + wanted, 1)
             with pytest.raises(TransientError):
                 for _ in range(3):
-                    query_bytes(connection, "SELECT 'needle' AS a, 2 AS b")
+                    read(connection, sql)
         with contextlib.closing(connect(given)) as connection:
-            assert query_bytes(connection, "SELECT 'needle' AS a, 2 AS b") == ((b"needle", b"2"),)
+            assert [*read(connection, sql)] == [(b"needle", b"2")]

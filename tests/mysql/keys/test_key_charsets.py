@@ -212,6 +212,9 @@ def test_codes_of_every_charset_as_keys(server: MySQLServer, database: str, stri
         change(3)
         fill(1)
         cli.catch_up()
+        change(1)
+        fill(0)
+        cli.catch_up()
     assert [str(d) for d in compare_database(server, "c", cli.sink)] == []
     assert [v.table for v in verify_tables(cli.context) if not v.is_equal] == []
 

@@ -11,8 +11,13 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog as PyicebergCatalog
 
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.stream.run import begin_epoch
 from tests.support.cli import Cli, tree
+from tests.support.epochs import run_epoch_in_process
+from tests.support.iceberg_place import CatalogPlace
 from tests.support.iceberg_rest import IcebergRest, RestFault, RestProxy
+from tests.support.oracle import compare_database
 from tests.support.processes import free_port
 from tests.support.servers import MySQLServer
 
@@ -157,6 +162,24 @@ def test_a_right_that_lacks(
     assert result.code == 2 and error.startswith("error: ") and word in error, result
     assert "Grant this client the right to do that" in error
     assert not [name for name in tree(cli.sink) if str(name).endswith((".parquet", ".avro"))]
+
+
+def test_a_right_that_is_taken_from_a_stream(
+    mysql_server: MySQLServer, table: str, tmp_path: Path, proxy: RestProxy
+) -> None:
+    """It ends at its next commit, and nothing is lost when the right is back."""
+    cli = pipeline(tmp_path / "a", mysql_server, table, {"host": proxy.uri})
+    cli.snapshot()
+    cli.catch_up()
+    mysql_server.session(table, "UPDATE t SET v = 'c' WHERE id = 1")
+    with cli.opened() as (context, store):
+        epoch = begin_epoch(context, store, catch_up=True)
+        proxy.meet("forbidden")
+        with pytest.raises(NotReadyError, match="403 ") as error:
+            run_epoch_in_process(epoch)
+    assert error.value.remedy.startswith("Grant this client the right")
+    cli.catch_up()
+    assert compare_database(mysql_server, table, CatalogPlace(proxy.uri)) == []
 
 
 def test_a_name_that_a_foreign_table_has(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:
