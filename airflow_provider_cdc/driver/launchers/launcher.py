@@ -11,7 +11,7 @@ from airflow_provider_cdc.model.errors import CdcError, TransientError, Unexpect
 from airflow_provider_cdc.spark.resource_manager import tail_driver_log
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.driver.launchers.cluster import ClusterManager
+    from airflow_provider_cdc.driver.launchers.cluster_manager import ClusterManager
     from airflow_provider_cdc.driver.request import DriverRequest
     from airflow_provider_cdc.runtime.run_context import RunContext
     from airflow_provider_cdc.state import EpochRow, StateDatabase
