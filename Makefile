@@ -98,7 +98,7 @@ bench-hash: setup ## Time hashing the values of a column beside the standard lib
 bench-scale: setup ## Count what 5,000 tables and 100,000 chunks cost the planner, driver, bookkeeping and page (CDC_BENCH_TABLES=n,n)
 	@$(BIN)/python -m bench.scale
 
-soak: setup ## Writers, DDL, rotations, failovers and kills for MINUTES=60, into Delta and Iceberg: equal in the end, and nothing grows
+soak: setup ## Writers, DDL, rotations, failovers and kills for MINUTES=60, into Delta and Iceberg: equal in the end, and no driver fails or grows fast
 	@$(BIN)/python -m bench.soak
 
 jvm: setup
