@@ -8,7 +8,7 @@ the stream. The publishing side is in :mod:`~airflow_provider_cdc.resnapshot.pub
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,8 @@ from airflow_provider_cdc.model.errors import (
     CdcError,
     DdlError,
     NotReadyError,
+    OtherServerError,
+    PurgedError,
     TableAlteredError,
     TableChangedError,
     TransientError,
@@ -45,6 +47,7 @@ from airflow_provider_cdc.model.staged_read import GROUP, RANGES, TABLE, StagedR
 from airflow_provider_cdc.mysql.chunks.planner import plan_ranges, plan_resnapshot, plan_table
 from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.keys.ranges import parse_key_ranges
+from airflow_provider_cdc.mysql.positions.resume import check_resume_offset
 from airflow_provider_cdc.resnapshot.deleted_rows import loss_error
 from airflow_provider_cdc.resnapshot.staged_files import allocate_read_number, remove_request, request_publication
 from airflow_provider_cdc.resnapshot.wait import publish_or_wait
@@ -233,9 +236,12 @@ def _stage_chunks(
     :param scope: :data:`~airflow_provider_cdc.model.staged_read.TABLE` or ``RANGES``.
     :param make_reading_plan: returns the plan whose definitions the chunks are read with, from the definition of the
         table and the ``_cdc_seq`` of the low watermark.
+    :raises OtherHistoryError: if the binlog is not the one that the stream has read: it could never publish the rows.
     """
-    _, timeline = context.resume_state(plan)
+    resume_point, timeline = context.resume_state(plan)
     with closing(connect(context.connect_args)) as connection:
+        with suppress(PurgedError, OtherServerError):  # the next stream decides then
+            check_resume_offset(connection, resume_point, context.binlog_opener(slots.PLAN))
         since, schema, planned_chunks = plan_resnapshot(
             connection,
             plan.tables[index],
