@@ -117,6 +117,8 @@ def driver_pod_master(conf: Mapping[str, str]) -> str:
             )
         if key.startswith("spark.yarn."):
             raise NotReadyError(f"spark.conf: {key} has no effect on Kubernetes", "Leave it out")
+        if key == "spark.pyspark.driver.python":
+            raise NotReadyError(f"spark.conf: {key} has no effect on the pod of a driver", "Use spark.pyspark.python")
         if key == "spark.driver.memoryOverheadFactor":
             raise NotReadyError(
                 f"spark.conf: {key} has no effect on the pod of a driver", "Use spark.driver.memoryOverhead"
@@ -145,11 +147,15 @@ def parse_deploy_mode(what: str, master: str, extra: Mapping[str, Any]) -> YarnC
     mode = extra.get("deploy-mode", "client")
     if mode not in ("client", "cluster"):
         raise invalid_value(f"{what}: extra 'deploy-mode'", mode, "client or cluster")
-    if KUBERNETES_CONNECTION in extra and (mode == "client" or not master.startswith("k8s://")):
-        raise NotReadyError(
-            f"{what}: extra {KUBERNETES_CONNECTION!r} has no effect",
-            "Leave it out: it is for deploy-mode cluster with a k8s:// master",
-        )
+    for name, is_its_master, master_text in (
+        (KUBERNETES_CONNECTION, master.startswith("k8s://"), "a k8s:// master"),
+        (RESOURCE_MANAGER, master == "yarn", "the master yarn"),
+    ):
+        if name in extra and (mode == "client" or not is_its_master):
+            raise NotReadyError(
+                f"{what}: extra {name!r} has no effect",
+                f"Leave it out: it is for deploy-mode cluster with {master_text}",
+            )
     if mode == "client":
         return None
     if master.startswith("k8s://"):

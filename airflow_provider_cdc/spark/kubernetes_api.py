@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ RIGHTS_REMEDY = (
     "Give the user of the tasks a role in that namespace with the verbs create, get, list and delete of pods, get of "
     "pods/log, and create and get of pods/exec, as the role of Airflow's Helm chart has them"
 )
-_EXTRA = ("in_cluster", "kube_config", "kube_config_path", "cluster_context", "namespace", "disable_verify_ssl")
+#: Extras that give access, of which a connection has one.
+_ACCESS = ("in_cluster", "kube_config", "kube_config_path")
+_EXTRA = (*_ACCESS, "cluster_context", "namespace", "disable_verify_ssl")
 _LACKS_RIGHT = re.compile(r"cannot \w+ resource|^Forbidden \(")
 _HANDSHAKE = re.compile(r"Handshake status (?P<status>\d+) (?P<reason>.*?)(?: -\+-\+-|$)")
 #: Those of Airflow's own operators.
@@ -57,11 +61,14 @@ def make_configuration(cluster: KubernetesCluster, conn: ResolvedConnection | No
     try:
         _load(config, loaded, extra)
     except Exception as error:  # its text may quote the file
-        raise NotReadyError(
-            f"{what} gives no access to Kubernetes ({type(error).__name__})",
-            "Run Airflow in the cluster with a service account, or name a connection of type kubernetes in the extra "
-            "kubernetes_conn_id of the Spark connection",
-        ) from None
+        remedy = "Run Airflow in the cluster with a service account, or "
+        if conn is None:
+            remedy += "name a connection of type kubernetes in the extra kubernetes_conn_id of the Spark connection"
+        elif named := [name for name in (*_ACCESS, "cluster_context") if name in extra]:
+            remedy = f"Correct its extra {' and '.join(named)}"
+        else:
+            remedy += "add the extra kube_config or kube_config_path"
+        raise NotReadyError(f"{what} gives no access to Kubernetes ({type(error).__name__})", remedy) from None
     loaded.retries = 0  # the callers repeat what is worth it
     refresh_token = loaded.refresh_api_key_hook
 
@@ -85,13 +92,18 @@ def _known_extra(conn: ResolvedConnection) -> dict[str, Any]:
     unknown = sorted(key for key in extra.keys() - {*_EXTRA, *_IGNORED} if not key.startswith("xcom_sidecar"))
     if unknown:
         raise NotReadyError(f"connection {conn.conn_id}: extra {unknown[0]!r} is not known", f"Use {', '.join(_EXTRA)}")
+    if len(named := [name for name in _ACCESS if name in extra]) > 1:
+        raise NotReadyError(
+            f"connection {conn.conn_id}: its extras {' and '.join(named)} contradict each other",
+            "Leave out all but one",
+        )
     return extra
 
 
 def _load(config: Any, into: Any, extra: dict[str, Any]) -> None:
     context = extra.get("cluster_context")
     if text := extra.get("kube_config"):
-        value = text if isinstance(text, dict) else json.loads(text)
+        value = text if isinstance(text, dict) else yaml.safe_load(text)
         config.load_kube_config_from_dict(value, context, into, persist_config=False)
     elif path := extra.get("kube_config_path"):
         config.load_kube_config(path, context, into, persist_config=False)

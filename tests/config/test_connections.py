@@ -411,7 +411,13 @@ YARN_RM = "yarn_resourcemanager_webapp_address"
     ("host", "extra", "found"),
     [
         ("yarn", {}, None),
-        ("spark://h:7077", {"deploy-mode": "client", YARN_RM: "rm:8088"}, None),
+        ("yarn", {YARN_RM: ""}, None),
+        ("spark://h:7077", {"deploy-mode": "client", YARN_RM: "rm:8088"}, f"extra '{YARN_RM}' has no effect"),
+        (
+            "yarn",
+            {"deploy-mode": "client", YARN_RM: "rm:8088"},
+            "has no effect. Leave it out: it is for deploy-mode cluster with the master yarn",
+        ),
         ("yarn", {"deploy-mode": "cluster", YARN_RM: "rm:8088"}, "http://rm:8088"),
         ("yarn", {"deploy-mode": "cluster", YARN_RM: "https://rm:8090/"}, "https://rm:8090"),
         ("yarn", {"deploy-mode": "cluster"}, f"the extra {YARN_RM} is missing. Add the address"),

@@ -140,6 +140,7 @@ def test_settings_that_are_refused(tmp_path: Path) -> None:
         ("spark.dynamicAllocation.enabled", "there are no executors"),
         ("spark.driver.memoryOverheadFactor", r"no effect on the pod.*Use spark\.driver\.memoryOverhead$"),
         ("spark.yarn.queue", "spark.yarn.queue has no effect on Kubernetes"),
+        ("spark.pyspark.driver.python", r"no effect on the pod.*Use spark\.pyspark\.python$"),
     ):
         with pytest.raises(NotReadyError, match=words):
             driver_pod_master({key: "1"})
@@ -175,12 +176,26 @@ def test_the_connection() -> None:
         configuration.auth_settings()  # before each request, the client reads the token again
         assert configuration.host == "https://api.test:6443"
     assert found.verify_ssl and not unverified.verify_ssl
+    as_yaml = ResolvedConnection("c", "kubernetes", extra={"kube_config": yaml.safe_dump(config)})
+    assert make_configuration(address, as_yaml).api_key == found.api_key
     for conn, words in (
         (ResolvedConnection("c", "mysql"), "must be of type kubernetes"),
         (ResolvedConnection("c", "kubernetes", extra={"kubeconfig": "x"}), "'kubeconfig' is not known"),
         (ResolvedConnection("c", "kubernetes", extra={"kube_config": "hunter2"}), "connection c gives no access"),
-        (ResolvedConnection("c", "kubernetes", extra={"kube_config_path": "/nowhere"}), "gives no access"),
-        (ResolvedConnection("c", "kubernetes", extra={"in_cluster": True}), "gives no access"),
+        (
+            ResolvedConnection("c", "kubernetes", extra={"kube_config": "hunter2: ["}),
+            r"\)\. Correct its extra kube_config$",
+        ),
+        (ResolvedConnection("c", "kubernetes", extra={"kube_config_path": "/nowhere"}), "its extra kube_config_path$"),
+        (ResolvedConnection("c", "kubernetes", extra={"in_cluster": True}), "Correct its extra in_cluster$"),
+        (
+            ResolvedConnection("c", "kubernetes", extra={**access.extra, "cluster_context": "x"}),
+            "Correct its extra kube_config and cluster_context$",
+        ),
+        (
+            ResolvedConnection("c", "kubernetes", extra={"in_cluster": True, "kube_config_path": "/nowhere"}),
+            "extras in_cluster and kube_config_path contradict each other. Leave out all but one",
+        ),
     ):
         with pytest.raises(NotReadyError, match=words) as error:
             make_configuration(address, conn)
