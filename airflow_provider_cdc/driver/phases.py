@@ -94,7 +94,7 @@ def run_maintenance(context: RunContext, *, purge: bool = False) -> dict[str, An
     from airflow_provider_cdc.maintenance.table_maintenance import maintain_tables
 
     with lazy_session(context) as spark:
-        return maintain_tables(context, lambda work: spark_compaction_runner(spark())(work), purge=purge)
+        return maintain_tables(context, lambda work: spark_compaction_runner(spark(), context.warn)(work), purge=purge)
 
 
 def run_verification(

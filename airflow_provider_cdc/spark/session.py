@@ -107,7 +107,8 @@ def start_session(
         builder = builder.config(key, value)
     try:
         launch_jvm({"spark.master": master, **settings}, report_line, short_lived=short_lived, archive_to=archive_to)
-        spark = builder.getOrCreate()
+        with _report_while_starting(master, report_line):
+            spark = builder.getOrCreate()
     except Exception as error:
         raise _start_error(master, error) from None
     report_line(f"Spark runs after {time.monotonic() - began:.1f} s")
@@ -252,6 +253,26 @@ def _start_error(master: str, error: Exception) -> CdcError:
         f"Spark did not start at {master}: {reason}",
         "Check that this master is running and reachable, and has the same spark.authenticate settings",
     )
+
+
+@contextmanager
+def _report_while_starting(master: str, report_line: Callable[[str], None]) -> Iterator[None]:
+    """Say every half minute that Spark has not started, because its own log, which would show that, is hidden."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def watch() -> None:
+        while not ended.wait(_WAITING_SECONDS):
+            report_line(
+                f"Spark has not started at {master} after {time.monotonic() - began:.0f} s: the master does not answer "
+                "yet, or (YARN) the queue has no room for the application"
+            )
+
+    if not is_local_master(master):
+        threading.Thread(target=watch, name="spark-start-report", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 @contextmanager

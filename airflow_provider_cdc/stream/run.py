@@ -194,7 +194,7 @@ def run_epoch_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     from airflow_provider_cdc.stream.spark_query import StreamQuery
     from airflow_provider_cdc.verify.spark_job import spark_scan_runner
 
-    epoch.maintenance.runner = spark_compaction_runner(spark)
+    epoch.maintenance.runner = spark_compaction_runner(spark, epoch.context.warn)
     epoch.resnapshot_worker.runner = run_slices_on_spark(spark, epoch.context.warn)
     if not is_local_master(epoch.context.spark_config[0]):
         epoch.verify_worker.runner = spark_scan_runner(spark, epoch.context.warn)

@@ -192,11 +192,12 @@ def test_a_stream_does_not_need_the_server(
     assert result.code == 0, result
 
 
-def test_a_busy_server_is_not_waited_for_without_end(connect: ConnectServerProcess) -> None:
-    """The check of the workers says that it waits, and then ends with an error."""
+def test_what_waits_for_a_busy_server_says_so(connect: ConnectServerProcess) -> None:
+    """The check of the workers ends with an error then; a compaction waits until there is a free core."""
     program = """
 import os, sys, threading, time
 from airflow_provider_cdc.config.spark_conf import ConnectServer
+from airflow_provider_cdc.maintenance.spark_job import spark_compaction_runner
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.spark import connect, session
 
@@ -215,6 +216,10 @@ try:
     connect.check_workers(spark, server, print)
 except TransientError as error:
     print(error)
+waits = threading.Event()
+compact = spark_compaction_runner(spark, lambda line: (print(line), waits.set()))
+threading.Thread(target=compact, args=([1],), daemon=True).start()
+print(waits.wait(20))
 connect.interrupt_sessions()
 sys.stdout.flush()
 os._exit(0)  # the client waits for threads
@@ -222,8 +227,10 @@ os._exit(0)  # the client waits for threads
     command = [sys.executable, "-c", program, str(connect.port), TOKEN]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert ran.stdout, ran.stderr[-3000:]
-    waits, late = ran.stdout.splitlines()
-    assert "has started no task for" in waits and "waiting for an executor" in waits
+    waits, late, *compaction, ended = ran.stdout.splitlines()
+    for line in (waits, *compaction):
+        assert "has started no task for" in line and "waiting for an executor" in line
+    assert ended == "True", ran
     assert late.startswith("the Spark Connect server has not run a task within 8 s. Try again"), ran
 
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -282,6 +283,26 @@ def test_java_is_asked_without_secrets(tmp_path: Path, monkeypatch: pytest.Monke
     assert java.java_version(tmp_path) == 17
     seen: Any = (tmp_path / "bin" / "java.env").read_text()
     assert "hunter2" not in seen and "KEPT=kept" in seen
+
+
+@pytest.mark.spark
+def test_a_start_that_takes_long_is_no_silence() -> None:
+    """A master that takes the connection and does not answer: Spark waits for a minute before it gives up."""
+    program = """
+import os, sys
+from airflow_provider_cdc.spark import session
+session._WAITING_SECONDS = 1
+def report(line):
+    if "not started" in line:
+        print(line, flush=True)
+        os._exit(0)
+session.start_session("waits", sys.argv[1], report_line=report)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-c", program, master]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert ran.stdout.startswith(f"Spark has not started at {master} after "), ran
 
 
 @pytest.mark.spark
