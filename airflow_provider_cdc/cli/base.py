@@ -116,6 +116,7 @@ def open_for_run(
     from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED
     from airflow_provider_cdc.model.errors import NotReadyError
     from airflow_provider_cdc.preflight.run import require_preflight
+    from airflow_provider_cdc.spark.session import stop_session
 
     with open_context(path) as context:
         if context.cluster is not None:
@@ -133,7 +134,7 @@ def open_for_run(
             try:
                 yield context, store, spark
             finally:
-                spark.stop()
+                stop_session(spark)
 
 
 @contextmanager

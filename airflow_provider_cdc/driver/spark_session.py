@@ -27,8 +27,10 @@ def lazy_session(context: RunContext) -> Iterator[Callable[[], SparkSession]]:
 
         @cache
         def get_session() -> SparkSession:
+            from airflow_provider_cdc.spark.session import stop_session
+
             spark, _ = start_spark(context, short_lived=True)
-            stack.callback(spark.stop)
+            stack.callback(stop_session, spark)
             return spark
 
         yield get_session
@@ -49,8 +51,10 @@ def background_session(context: RunContext) -> Iterator[Callable[[], SparkSessio
 
         @cache
         def get_session() -> SparkSession:
+            from airflow_provider_cdc.spark.session import stop_session
+
             spark, _ = started.result()
-            stack.callback(spark.stop)
+            stack.callback(stop_session, spark)
             return spark
 
         yield get_session

@@ -24,7 +24,7 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.protocol import Feature, HasCatalog
 from airflow_provider_cdc.sinks.storage.disk import why_not_writable
 from airflow_provider_cdc.sinks.storage.store_check import check_storage_guarantees
-from airflow_provider_cdc.spark.session import runs_in_cluster
+from airflow_provider_cdc.spark.session import runs_in_cluster, stop_session
 
 #: Free bytes below which a disk is nearly full: too little for a batch, a compaction and the state database.
 _MIN_FREE_BYTES = 1 << 30
@@ -177,7 +177,7 @@ def _check_connect_server(context: RunContext) -> Iterator[CheckResult]:
         runs = f"the stream runs at {stream}" if stream else "a stream needs spark.master as well"
         yield CheckResult("ok", f"Spark {spark.version} at {server.address} runs all jobs but the stream; {runs}")
     finally:
-        spark.stop()
+        stop_session(spark)
 
 
 def _check_runtime() -> Iterator[CheckResult]:

@@ -46,6 +46,9 @@ ENCRYPTION_SETTINGS = ("spark.authenticate", "spark.network.crypto.enabled")
 #: Seconds without a running task after which a warning is printed, and seconds between repeated warnings.
 _WAITING_SECONDS, _REPEAT_SECONDS = 30.0, 600.0
 
+#: Retries of the last call to a Spark Connect server, less than a second.
+_STOP_RETRIES = 2
+
 #: Spark's web UI has no access control, and executors start in a folder that this project does not control.
 #: Its Python workers are forked from a process that has the machine code loaded.
 DEFAULT_SETTINGS = {
@@ -319,6 +322,16 @@ def warn_while_waiting(spark: SparkSession, report_line: Callable[[str], None]) 
 def is_connect_session(spark: SparkSession) -> bool:
     """Return whether a session belongs to a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def stop_session(spark: SparkSession) -> None:
+    """End a session. If its Spark Connect server is lost, do not ask for it for ten minutes more."""
+    if is_connect_session(spark):
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        client: Any = spark.client
+        client.set_retry_policies([DefaultPolicy(max_retries=_STOP_RETRIES)])
+    spark.stop()
 
 
 def _idle_check(spark: SparkSession) -> Callable[[], bool]:

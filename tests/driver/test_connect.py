@@ -234,6 +234,33 @@ os._exit(0)  # the client waits for threads
     assert late.startswith("the Spark Connect server has not run a task within 8 s. Try again"), ran
 
 
+def test_a_server_that_is_lost_is_not_asked_again_at_the_end() -> None:
+    """The error of the work has waited for it already."""
+    program = """
+import os, sys, time
+from airflow_provider_cdc.config.spark_conf import ConnectServer
+from airflow_provider_cdc.spark.connect import open_connect_session
+from airflow_provider_cdc.spark.session import stop_session
+
+spark = open_connect_session(ConnectServer("127.0.0.1", int(sys.argv[1])))
+print("open", flush=True)
+sys.stdin.readline()
+stop_session(spark)
+print("stopped", flush=True)
+os._exit(0)
+"""
+    with ConnectServerProcess() as server:
+        command = [sys.executable, "-c", program, str(server.port)]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None and process.stdout.readline() == "open\n"
+                server.kill()
+                said, _ = process.communicate("\n", timeout=30)
+            finally:
+                process.kill()
+    assert said == "stopped\n"
+
+
 def test_what_check_says(cli: Cli, connect: ConnectServerProcess) -> None:
     """Of a wrong token, and of a server that is not there."""
     cli.env["AIRFLOW_CONN_CDC_CONNECT"] = connect.uri.replace(TOKEN, "wrong")
