@@ -22,6 +22,7 @@ from airflow_provider_cdc.spark.kubernetes_api import (
 if TYPE_CHECKING:
     from airflow_provider_cdc.config.connections import ResolvedConnection
     from airflow_provider_cdc.config.spark_conf import KubernetesCluster
+    from airflow_provider_cdc.state.models import DriverRow
 
 #: Label of a driver's pod with the name of the pipeline, as far as a label can have it.
 PIPELINE_LABEL = "airflow-cdc/pipeline"
@@ -36,6 +37,9 @@ _ENDING_SECONDS = 15.0
 _OVERDUE = timedelta(seconds=10)
 #: How long a pod that has failed stays, so that people can look at it.
 _KEEP_FINISHED = timedelta(hours=1)
+#: How long a pod stays that has not begun and whose row is gone: it may belong to another state database, where its row
+#: would be gone by now, too.
+_KEEP_UNKNOWN = timedelta(days=8)
 _LOG = re.compile(r"kubectl -n (?P<namespace>\S+) logs (?P<pod>\S+) -c (?P<container>\S+)")
 
 
@@ -216,8 +220,11 @@ class PodManager:
                     return
                 time.sleep(0.5)
 
-    def delete_finished(self, pipeline: str) -> None:
-        """Delete the pods of drivers of a pipeline that have ended some time ago."""
+    def delete_finished(self, pipeline: str, find_row: Callable[[str], DriverRow | None]) -> None:
+        """Delete the pods of drivers of a pipeline that have ended some time ago, or will never get a request.
+
+        :param find_row: returns the row of a driver, or ``None``.
+        """
         selector = f"{PIPELINE_LABEL}={pipeline}"
         with translate_api_errors("list the pods of drivers"):
             pods = self._api.list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=_TIMEOUT)
@@ -226,7 +233,9 @@ class PodManager:
             ended = (_driver_state(value, pod.container).get("terminated") or {}).get("finished_at")
             if not pod.is_active:  # one that its node has refused has no containers
                 ended = ended or value["metadata"]["creation_timestamp"]
-            if ended is not None and datetime.now(UTC) - ended > _KEEP_FINISHED:
+            if (ended is not None and datetime.now(UTC) - ended > _KEEP_FINISHED) or (
+                pod.phase == "Pending" and _is_abandoned(value["metadata"], find_row)
+            ):
                 self.kill(pod.id)
 
     def hand_over(self, pod: Pod, command: list[str], line: str) -> None:
@@ -323,6 +332,13 @@ class PodManager:
         if pod is None:
             return f"pod {match['namespace']}/{match['pod']} was deleted"
         return str(pod)
+
+
+def _is_abandoned(metadata: Mapping[str, Any], find_row: Callable[[str], DriverRow | None]) -> bool:
+    row = find_row(metadata["name"].removeprefix(pod_name("")))
+    if row is not None:
+        return row.state == "ended"
+    return bool(datetime.now(UTC) - metadata["creation_timestamp"] > _KEEP_UNKNOWN)
 
 
 #: Why a container waits although mostly nothing but a change can help.

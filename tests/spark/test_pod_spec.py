@@ -28,6 +28,7 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.spark.kubernetes_api import _to_cdc_error, make_configuration
 from airflow_provider_cdc.spark.kubernetes_pods import PodManager, to_pod
 from airflow_provider_cdc.spark.pod_spec import make_pod, namespace_of, pipeline_label
+from airflow_provider_cdc.state.models import DriverRow
 from tests import ROOT
 
 IMAGE = {"spark.kubernetes.container.image": "registry.test/cdc:1"}
@@ -275,13 +276,15 @@ MISSING = {**CONFLICT, "message": 'pods "airflow-cdc-1" not found', "reason": "N
 
 
 @contextmanager
-def answers(answer: dict[str, Any] | str) -> Iterator[PodManager]:
-    """A manager whose API server gives one recorded answer."""
+def answers(answer: dict[str, Any] | str, requests: list[str] | None = None) -> Iterator[PodManager]:
+    """A manager whose API server gives one recorded answer, and notes what it is asked."""
     from kubernetes.client import Configuration
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if requests is not None:
+                requests.append(f"{self.command} {self.path.partition('?')[0].rpartition('/')[2]}")
             body = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
             self.send_response(404 if isinstance(answer, str) else answer["code"])
             self.send_header("Content-Type", "application/json")
@@ -317,6 +320,26 @@ def test_answers_that_count_as_success() -> None:
         pods.create({})
     with answers("no such page") as pods, pytest.raises(CdcError, match="did not say how pod n/airflow-cdc-1 is"):
         pods.find_job("1")
+
+
+def test_pods_that_nobody_waits_for() -> None:
+    """A pod that has not begun is deleted if its row has ended, or is gone long enough to be gone everywhere."""
+    now = datetime.now(UTC)
+
+    def pod(name: str, phase: str, age: timedelta) -> dict[str, Any]:
+        created = (now - age).isoformat().replace("+00:00", "Z")
+        metadata = {"name": f"airflow-cdc-{name}", "namespace": "n", "creationTimestamp": created}
+        return {"metadata": metadata, "spec": {"containers": []}, "status": {"phase": phase}}
+
+    hour, month = timedelta(hours=1), timedelta(days=30)
+    items = [pod("ended", "Pending", hour), pod("wanted", "Pending", month), pod("works", "Running", month)]
+    items += [pod("unknown", "Pending", hour), pod("forgotten", "Pending", month)]
+    rows = {name: DriverRow(state=state) for name, state in (("ended", "ended"), ("wanted", "submitted"))}
+    rows["works"] = DriverRow(state="ended")  # it notices that itself, and ends at a transaction boundary
+    requests: list[str] = []
+    with answers({"kind": "PodList", "code": 200, "items": items}, requests) as pods:
+        pods.delete_finished("p", rows.get)
+    assert requests == ["GET pods", "DELETE airflow-cdc-ended", "DELETE airflow-cdc-forgotten"]
 
 
 def pod_status(state: dict[str, Any] | None, phase: str = "Pending", **status: Any) -> Any:

@@ -113,6 +113,6 @@ class KubernetesLauncher(ClusterLauncher):
 
     def _submit(self, store: StateDatabase, secret: DriverSecret, what: str) -> ClusterDriver:
         pipeline, conf = self._context.pipeline.name, self._context.spark_config[1]
-        self._pods.delete_finished(pipeline_label(pipeline))
+        self._pods.delete_finished(pipeline_label(pipeline), store.driver)
         self._pods.create(make_pod(pipeline, secret.driver, what, conf))
         return PodDriver(store, self._pods, secret.driver, secret, hand_over_command(conf))
