@@ -199,9 +199,12 @@ def test_a_watcher_goes_on_where_the_last_one_was(
                 found.append(event.payload)
 
         task = asyncio.create_task(hear())
-        for number in changes:
+        for n, number in enumerate(changes, 1):
             applied(store, number, at=f"b.1:{number}")
-            await asyncio.sleep(0.3)
+            for _ in range(400):
+                await asyncio.sleep(0.05)
+                if sum(one["inserts"] for one in found) == sum(changes[:n]):
+                    break
         await asyncio.sleep(0.3)
         task.cancel()
         with suppress(asyncio.CancelledError):
