@@ -165,7 +165,7 @@ class PodManager:
         :raises CdcError: if it is not accepted.
         """
         with translate_api_errors("create the pod of the driver"):
-            self._unless(
+            self._request_unless(
                 "AlreadyExists",
                 lambda: self._api.create_namespaced_pod(self._namespace, pod, _request_timeout=_TIMEOUT),
             )
@@ -176,13 +176,13 @@ class PodManager:
 
     def _read(self, namespace: str, name: str) -> Pod | None:
         with translate_api_errors(f"say how pod {namespace}/{name} is"):
-            pod = self._unless(
+            pod = self._request_unless(
                 "NotFound", lambda: self._api.read_namespaced_pod(name, namespace, _request_timeout=_TIMEOUT)
             )
         return None if pod is None else to_pod(pod.to_dict())
 
     @staticmethod
-    def _unless(reason: str, request: Callable[[], Any]) -> Any | None:
+    def _request_unless(reason: str, request: Callable[[], Any]) -> Any | None:
         """Return the answer to a request, or ``None`` if it fails for a reason.
 
         The status is not enough: it is 409, too, when a quota was changed at the same moment.
@@ -200,7 +200,7 @@ class PodManager:
         """Delete a pod. Its driver gets SIGTERM, and some time to end."""
         namespace, _, name = job.partition("/")
         with translate_api_errors(f"delete pod {job}"):
-            self._unless(
+            self._request_unless(
                 "NotFound", lambda: self._api.delete_namespaced_pod(name, namespace, _request_timeout=_TIMEOUT)
             )
 
