@@ -44,7 +44,8 @@ def stop(path: str, by: str | None) -> None:
         accepted = store.stop_stream(context.pipeline.name, name)
         if not accepted and (starting := describe_starting_stream(context, store)) is not None:
             raise starting_stream_error(starting)
-        click.echo(f"{_epoch_text(context, store)} was asked to stop" if accepted else "no stream is running")
+        ended = "no stream is running. A task that is about to restart it does not"
+        click.echo(f"{_epoch_text(context, store)} was asked to stop" if accepted else ended)
 
 
 @cli.command()

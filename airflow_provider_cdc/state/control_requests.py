@@ -134,11 +134,17 @@ class ControlRequestRecords(StreamRecords):
     def stop_stream(self, pipeline: str, by: str) -> bool:
         """Ask the running stream to stop on behalf of a user, as ``airflow-cdc stop`` does.
 
+        If its last run has failed, the task that is about to restart it does not.
+
         :param by: name of the requester.
         :return: whether a stream is running.
         """
         epoch = self.request_stop(pipeline)
         if epoch is None:
+            with self._write_session() as session:
+                row = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
+                if row is not None and row.state == "failed":
+                    row.desired_state, row.stop_by, row.stop_user = "stop", None, storable_text(by)
             return False
         with self._write_session() as session:
             execute_update(session, update_epoch(pipeline, epoch).values(stop_user=storable_text(by)))

@@ -22,7 +22,7 @@ from airflow_provider_cdc.system.permissions import FILE_MODE, remove_others_acc
 VERSION_TABLE = "cdc_alembic_version"
 
 #: The newest migration. Defined here so that Alembic is only imported if there is something to migrate.
-NEWEST_REVISION = "0003"
+NEWEST_REVISION = "0004"
 #: The server is unavailable or read-only: PostgreSQL reports the latter as an internal error.
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
 #: How long to wait for another migration in MySQL, which copies tables.

@@ -21,13 +21,16 @@ _KEEP = timedelta(days=7)
 class DriverRecords(Database):
     """Reads and writes drivers."""
 
-    def create_driver(self, driver: str, pipeline: str, *, what: str, requester: str, sealed: str) -> None:
+    def create_driver(
+        self, driver: str, pipeline: str, *, what: str, requester: str, sealed: str, owner: str | None = None
+    ) -> None:
         """Record that a driver is wanted, before anything is created in the cluster. Old rows are removed.
 
         :param driver: its id, a new one.
         :param what: its work, in human-readable form.
         :param requester: the task that wants it.
         :param sealed: the encrypted request.
+        :param owner: the try of the task that it works for.
         """
         now = utc_now()
         old = delete(DriverRow).where(DriverRow.pipeline == pipeline, DriverRow.heartbeat_at < now - _KEEP)
@@ -35,7 +38,15 @@ class DriverRecords(Database):
             execute_update(session, old)
             row = DriverRow(id=driver, pipeline=pipeline, what=what, requester=requester, state="wanted", sealed=sealed)
             row.created_at = row.heartbeat_at = now
+            row.owner = owner
             session.add(row)
+
+    def change_driver_owner(self, driver: str, owner: str) -> None:
+        """Record that a driver works for another try of its task from now on.
+
+        :param owner: the try.
+        """
+        self._update(update(DriverRow).filter_by(id=driver).values(owner=owner))
 
     def record_submission(self, driver: str, handle: str, link: str | None = None, log: str | None = None) -> None:
         """Confirm a submission. Before that, the driver does not begin: its task may have been killed meanwhile.
@@ -73,17 +84,19 @@ class DriverRecords(Database):
             return True
         return None if self.driver(driver) is None else False
 
-    def end_driver(self, driver: str, outcome: dict[str, Any]) -> bool:
+    def end_driver(self, driver: str, outcome: dict[str, Any], owner: str | None = None) -> bool:
         """Record how a driver has ended. Only the first end counts.
 
         :param outcome: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``, without secrets.
+        :param owner: end it only if it works for this try of its task.
         :returns: whether this was the first.
         """
         if isinstance(error := outcome.get("error"), dict):
             texts = {name: storable_text(text) if isinstance(text, str) else text for name, text in error.items()}
             outcome = {"error": texts}
         values = {"state": "ended", "outcome": outcome, "sealed": None, "heartbeat_at": utc_now()}
-        return self._update(update(DriverRow).where(DriverRow.id == driver, DriverRow.state != "ended").values(values))
+        ended = update(DriverRow).where(DriverRow.id == driver, DriverRow.state != "ended").values(values)
+        return self._update(ended if owner is None else ended.filter_by(owner=owner))
 
     def driver(self, driver: str) -> DriverRow | None:
         """Return a driver, or ``None``."""

@@ -425,8 +425,8 @@ class DriverRow(Base):
     ``state`` is ``wanted``, ``submitted``, ``running`` or ``ended``; ``what`` is its work, in human-readable form;
     ``requester`` is the task that wants it, so that a later try of the task finds it. ``handle`` is its id in the
     cluster, ``link`` the address of its page there, ``log`` that of its log. ``sealed`` is the encrypted request, until
-    the driver takes it. ``last_line`` is the last line of its log, as of a heartbeat. ``outcome`` is ``{"outcome":
-    ...}`` or ``{"error": {kind, message, remedy}}``.
+    the driver takes it. ``owner`` is the try of the task that it works for. ``last_line`` is the last line of its log,
+    as of a heartbeat. ``outcome`` is ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
     """
 
     __tablename__ = "drivers"
@@ -439,6 +439,7 @@ class DriverRow(Base):
     link: Mapped[str | None] = mapped_column(_LONG_TEXT)
     log: Mapped[str | None] = mapped_column(_LONG_TEXT)
     sealed: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    owner: Mapped[str | None]
     last_line: Mapped[str | None] = mapped_column(_LONG_TEXT)
     outcome: Mapped[Any | None] = mapped_column(JsonText)
     created_at: Mapped[datetime]

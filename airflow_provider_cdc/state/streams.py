@@ -59,9 +59,8 @@ class StreamRecords(Database):
             row.epoch = epoch = max(row.epoch, newest_in_sink) + 1
             older = update(EpochRow).filter_by(pipeline=pipeline, state="running")
             error = f"epoch {epoch} has taken over"
-            was_lost = execute_update(
-                session, older.values(state="failed", desired_state="stop", error=error, ended_at=EpochRow.heartbeat_at)
-            )
+            values = {"state": "failed", "desired_state": "stop", "stop_by": f"epoch {epoch}", "error": error}
+            was_lost = execute_update(session, older.values(**values, ended_at=EpochRow.heartbeat_at))
             run = _new_epoch_row(pipeline, epoch, host, pid, pid_started, details or {})
             if newest is not None and newest.paused_by is not None:
                 run.desired_state, run.paused_by, run.paused_at = "pause", newest.paused_by, newest.paused_at

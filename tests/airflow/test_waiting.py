@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,13 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, A
 
 from airflow_provider_cdc import CdcSnapshotSensor, CdcStreamOperator
 from airflow_provider_cdc.airflow.operators.base import task_label
+from airflow_provider_cdc.airflow.operators.stream_driver import _wait_for_epoch
+from airflow_provider_cdc.airflow.operators.stream_epoch import (
+    RestartNeeded,
+    StoppedByUser,
+    decide_after_epoch,
+    is_stopped_by_user,
+)
 from airflow_provider_cdc.airflow.triggers import cdc
 from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger, CdcStreamTrigger
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError, embed_error
@@ -190,7 +198,7 @@ def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytes
 
         with Heartbeat(store, "p", number, {}, threading.Event(), lambda: False):
             monkeypatch.setattr(store, "newest_epoch", current)
-            assert operator._start_stream(CONTEXT, context, store) is None
+            assert operator._start_stream(CONTEXT, context, store, None) is None
         (refused,) = context.local_files.log_folder.glob("*.json")
         assert json.loads(refused.read_text())["error"]["kind"] == "AlreadyRunningError"
 
@@ -206,6 +214,73 @@ def test_a_catch_up_is_done_though_another_one_has_begun_since(cli: Cli, verdict
             store.end_epoch("p", number, "caught_up")
     event = {"epoch": 1, "found": False, "verdict": verdict}
     assert operator.resume(CONTEXT, event)["epoch"] == 1
+
+
+@pytest.mark.parametrize("end", ["failed", "lost"])
+@pytest.mark.parametrize("by", ["a user", "a task"])
+def test_a_stop_that_a_user_has_asked_for_is_final(cli: Cli, end: str, by: str) -> None:
+    """Also if the driver fails before it has stopped. After a task's request, the next epoch begins."""
+    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
+    with cli.opened() as (context, store):
+        epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
+        assert store.stop_stream("p", by) if by == "a user" else store.request_stop("p", by=by)
+        if end == "failed":
+            store.end_epoch("p", epoch, "failed", "the source is away", "TransientError")
+        event = {"epoch": epoch, "found": False, "verdict": end}
+        if by == "a task":
+            with pytest.raises(RestartNeeded):
+                decide_after_epoch(context, store, event, operator.log)
+            return
+        result = decide_after_epoch(context, store, event, operator.log)
+        assert result is not None and (result["epoch"], result["state"]) == (epoch, "failed")
+
+
+def test_a_stop_while_a_stream_is_restarted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds for the task that restarts the stream, and not for the next one that is asked to run it."""
+    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
+    started: list[EpochRow | None] = []
+
+    def start(*args: Any) -> None:
+        started.append(args[-1])
+        raise NotReadyError("started", "")
+
+    monkeypatch.setattr(operator, "_start_stream", start)
+    with cli.opened() as (_, store):
+        epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
+        store.end_epoch("p", epoch, "failed", "the source is away", "TransientError")
+        assert not store.stop_stream("p", "a user")
+    assert operator.resume(CONTEXT, {}, supervised=True)["epoch"] == epoch
+    assert not started
+    with pytest.raises(AirflowFailException, match="started"):
+        operator.resume(CONTEXT, {})
+    assert started == [None]
+
+
+def test_a_stop_while_a_driver_starts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its epoch may have begun since, because the request came before that."""
+    driver = SimpleNamespace(
+        description="a driver", log=None, has_ended=lambda: False, has_begun=lambda run: run.epoch == 2
+    )
+    with cli.opened() as (context, store):
+        epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
+        store.end_epoch("p", epoch, "failed", "the source is away", "TransientError")
+        last = store.newest_epoch("p")
+        assert not store.stop_stream("p", "a user")
+        for begins in (False, True):
+            if begins:
+                assert store.begin_epoch("p", 0, "elsewhere", 2, 1.0) == 2
+            with pytest.raises(StoppedByUser):
+                _wait_for_epoch(driver, context, store, logging.getLogger(), lambda: False, last)
+        begun = _wait_for_epoch(driver, context, store, logging.getLogger(), lambda: False, None)
+        assert begun is not None and begun.epoch == 2
+
+
+def test_an_epoch_that_takes_over_is_no_stop_by_a_user(cli: Cli) -> None:
+    with cli.opened() as (_, store):
+        for pid in (1, 2):
+            store.begin_epoch("p", 0, "elsewhere", pid, 1.0)
+        lost = store.epoch_row("p", 1)
+        assert lost is not None and lost.desired_state == "stop" and not is_stopped_by_user(lost)
 
 
 @pytest.mark.parametrize(("max_tries", "cleared"), [(1, True), (2, False)])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +19,14 @@ from click.testing import CliRunner
 from sqlalchemy import update
 
 from airflow_provider_cdc import CdcResnapshotOperator, CdcSnapshotOperator, CdcStopOperator, CdcVerifyOperator
+from airflow_provider_cdc.airflow.operators.base import make_driver_request
 from airflow_provider_cdc.cli.control import stop
 from airflow_provider_cdc.driver.cluster_driver import DriverHeartbeat, LastLine
 from airflow_provider_cdc.driver.launchers import cluster, launcher
 from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver, starting_stream_drivers
+from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
 from airflow_provider_cdc.driver.request import DriverRequest
-from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS
 from airflow_provider_cdc.observe.log_lines import LOGGER_NAME
 from airflow_provider_cdc.state import StateDatabase, utc_now
@@ -55,7 +59,11 @@ class Manager:
     name: str = "Cluster"
     unknown_seconds: float = 60.0
 
+    error: CdcError | None = None
+
     def find_job(self, driver: str) -> Job | None:
+        if self.error is not None:
+            raise self.error
         return self.job
 
     def kill(self, job: str) -> None:
@@ -102,7 +110,7 @@ def test_a_cleared_task_does_not_continue_with_what_began_before(
     requests: list[DriverRequest] = []
 
     class Launcher:
-        def run(self, request: DriverRequest, requester: str) -> Any:
+        def run(self, request: DriverRequest, requester: str, is_killed: Callable[[], bool]) -> Any:
             requests.append(request)
             raise TransientError("no cluster", "")
 
@@ -195,7 +203,7 @@ def test_a_job_is_killed_whether_the_state_database_answers_or_not(
     manager, waits = Manager(Job()), threading.Event()
     driver = ClusterDriver(store, manager, running_driver(store))
     if not answers:
-        monkeypatch.setattr(store, "end_driver", lambda *_: waits.wait(60))
+        monkeypatch.setattr(store, "end_driver", lambda *_, **__: waits.wait(60))
     driver.terminate()
     waits.set()
     assert manager.killed == ["job"]
@@ -216,6 +224,97 @@ def test_which_streams_are_starting(store: StateDatabase) -> None:
     assert ClusterDriver(store, Manager(None), "e").may_begin(), "it is being submitted"
     store._update(update(DriverRow).values(created_at=utc_now() - timedelta(hours=1)))
     assert not ClusterDriver(store, Manager(None), "e").may_begin()
+
+
+@pytest.mark.parametrize("job", [None, Job()], ids=["not created yet", "created"])
+def test_a_process_that_only_looks_changes_nothing(store: StateDatabase, job: Job | None) -> None:
+    """The task may be submitting the driver, or may be dead: then the driver must not begin."""
+    store.create_driver("d", "p", what="stream 0", requester="t", sealed="s")
+    assert ClusterDriver(store, Manager(job, unknown_seconds=0.0), "d").may_begin()
+    row = store.driver("d")
+    assert row is not None and (row.state, row.handle) == ("wanted", None)
+
+
+def test_a_driver_is_ended_only_by_the_try_that_it_works_for(store: StateDatabase) -> None:
+    """A try whose host was frozen may wake up when the next one has taken over its driver."""
+    manager, first = Manager(Job()), running_driver(store)
+    earlier, later = (ClusterDriver(store, manager, first) for _ in range(2))
+    earlier.take_over("try 1")
+    later.take_over("try 2")
+    earlier.terminate()
+    row = store.driver(first)
+    assert row is not None and row.state == "running" and manager.killed == []
+    later.terminate()
+    row = store.driver(first)
+    assert row is not None and row.state == "ended" and manager.killed == ["job"]
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "seconds"),
+    [
+        ("running", TransientError("no answer", ""), 62),
+        ("submitted", NotReadyError("forbidden", ""), 62),
+        ("submitted", TransientError("no answer", ""), 3602),
+    ],
+)
+def test_a_manager_that_does_not_answer(
+    store: StateDatabase, monkeypatch: pytest.MonkeyPatch, state: str, error: CdcError, seconds: int
+) -> None:
+    """A driver that waits for its turn keeps its place while the manager is upgraded."""
+    manager, clock = Manager(Job()), [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    if state == "running":
+        running_driver(store)
+    else:
+        store.create_driver("d", "p", what="stream 0", requester="t", sealed="s")
+    driver = ClusterDriver(store, manager, "d")
+    driver.look()
+    manager.error = error
+    for later, is_over in ((seconds - 4, False), (seconds + LOST_AFTER_SECONDS, True)):
+        clock[0] = 1000.0 + later
+        for _ in range(2):  # the first look is the one that finds it silent
+            row = driver.look()
+            clock[0] += 6 * is_over
+        assert row is not None and (row.state == "ended") is is_over, later
+    assert row is not None and row.outcome is not None and error.message in row.outcome["error"]["message"]
+
+
+def test_a_task_that_is_ended_while_its_driver_is_submitted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The submission is not confirmed, and the driver is ended."""
+    manager, is_killed = Manager(Job()), [False]
+
+    class Launcher(cluster.ClusterLauncher):
+        def _submit(self, store: StateDatabase, secret: DriverSecret, what: str) -> ClusterDriver:
+            is_killed[0] = True
+            return self._known_driver(store, secret.driver)
+
+        def _open_state(self) -> StateDatabase:
+            return self._context.open_state_database()
+
+    cli.value["state"] = {"conn_id": "books"}
+    cli.env["AIRFLOW_CONN_BOOKS"] = f"sqlite:///{cli.folder}/books.db"
+    cli.write()
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    with cli.opened() as (context, store):
+        request = make_driver_request(context.pipeline, groups=[1], holder="a task")
+        with (
+            pytest.raises(TransientError, match="while it started a Spark driver"),
+            Launcher(context, manager).run(request, "t", lambda: is_killed[0]),
+        ):
+            pass
+        assert store.live_drivers("p") == [] and manager.killed == ["job"]
+
+
+def test_a_task_that_is_ended_before_its_driver_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = CdcVerifyOperator(task_id="t", pipeline="")
+    operator.on_kill()
+    driver = contextlib.nullcontext(SimpleNamespace(output_lines=lambda: pytest.fail("the driver was left to work")))
+    fake = SimpleNamespace(run=lambda *_: driver)
+    monkeypatch.setattr("airflow_provider_cdc.driver.launchers.launcher.make_launcher", lambda _: fake)
+    monkeypatch.setattr("airflow_provider_cdc.airflow.operators.cdc.make_driver_request", lambda *_, **__: None)
+    with pytest.raises(TransientError, match="while it started a Spark driver"):
+        operator._run_driver(task_context("t"), SimpleNamespace(pipeline=None), {})  # type: ignore[arg-type]
 
 
 def test_a_request_to_stop_a_stream_that_is_starting(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

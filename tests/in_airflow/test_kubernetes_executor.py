@@ -85,9 +85,9 @@ class Pods:
 
 
 @pytest.fixture
-def pods(
-    mysql_server: MySQLServer, cdc_user: dict[str, str], database: str, kubernetes: Kubernetes, tmp_path: Path
-) -> Iterator[Pods]:
+def pods(mysql_server: MySQLServer, database: str, kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Pods]:
+    # Its password is in the template of the workers' pods, and so in etcd. Other tests look for theirs there.
+    cdc_user = mysql_server.create_cdc_user("cdc_in_pods")
     rows = ", ".join(f"({number}, 'name {number}')" for number in range(ROWS))
     mysql_server.session(
         database, "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", f"INSERT INTO t VALUES {rows}"

@@ -152,6 +152,7 @@ class DriverOperator(PipelineOperator):
     #: The task's result, for OpenLineage.
     task_result: Any = None
     _driver: Driver | None = None
+    _killed = False
 
     @abstractmethod
     def request_arguments(self, context: Context) -> dict[str, Any]:
@@ -180,7 +181,10 @@ class DriverOperator(PipelineOperator):
 
         requested_by = {"task": task_identity(context), "task_request": task_request_number(context)}
         request = make_driver_request(run_context.pipeline, **requested_by, **arguments)
-        with make_launcher(run_context).run(request, task_identity(context)) as self._driver:
+        self.log.info("starting a Spark driver")
+        with make_launcher(run_context).run(request, task_identity(context), lambda: self._killed) as self._driver:
+            if self._killed:
+                raise TransientError("the task was ended while it started a Spark driver", "Clear it to run it again")
             for line in self._driver.output_lines():
                 relay_log_lines([line], self.log)
                 if UI_LINE_PREFIX in line:
@@ -189,6 +193,7 @@ class DriverOperator(PipelineOperator):
 
     def on_kill(self) -> None:
         """Terminate the driver. Only its unfinished work is lost."""
+        self._killed = True
         if self._driver is not None:
             self._driver.terminate()
 

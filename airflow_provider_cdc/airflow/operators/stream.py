@@ -30,11 +30,14 @@ from airflow_provider_cdc.airflow.operators.base import (
 from airflow_provider_cdc.airflow.operators.stream_driver import request_stop, start_stream
 from airflow_provider_cdc.airflow.operators.stream_epoch import (
     RestartNeeded,
+    StoppedByUser,
     apply_changed_settings,
     decide_after_epoch,
     emit_catch_up_events,
+    is_stopped_by_user,
     parse_paused,
     pause_or_resume,
+    summarize,
 )
 from airflow_provider_cdc.model.errors import (
     CdcError,
@@ -147,6 +150,8 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         self._killed = self._pause_pending = False
         #: Whether this try has not found a stream yet. Only then does it check for changed pipeline settings.
         self._is_first_look = False
+        #: Whether the task has supervised a stream since it was started. A user's stop from before that is past.
+        self._has_supervised = False
         #: The run that this process supervises, for :meth:`on_kill`.
         self._supervised_run: tuple[RunContext, EpochRow, str] | None = None
 
@@ -172,6 +177,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         seconds: float = 0.0,
         pending: Mapping[str, Any] | None = None,
         fresh: bool = False,
+        supervised: bool = False,
     ) -> dict[str, Any]:
         """Continue after the trigger has fired or a wait is over.
 
@@ -181,8 +187,9 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             ``seconds``.
         :param pending: an event that could not be handled before the wait.
         :param fresh: whether the task still has to apply ``paused``, because it has not supervised a stream yet.
+        :param supervised: whether it has supervised one.
         """
-        self._pause_pending = fresh
+        self._pause_pending, self._has_supervised = fresh, supervised or "epoch" in event
         restarts = RestartHistory(failures, seconds, tuple(losses))
         event = pending or event
         if "alerts" in event:
@@ -223,12 +230,12 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                         if event is not None:
                             result = decide_after_epoch(run_context, store, event, self.log)
                             if result is not None:
-                                self._hooks.notify(context, store, run_context.pipeline, self.log)
-                                emit_catch_up_events(self, context, run_context.pipeline, store, result)
-                                self.task_result = result
-                                return result
+                                return self._finish(context, run_context, store, result)
                             event = None
-                        epoch, found_running = self._find_or_start(context, run_context, store)
+                        try:
+                            epoch, found_running = self._find_or_start(context, run_context, store)
+                        except StoppedByUser:
+                            return self._finish_stopped(context, run_context, store)
                         if defers:
                             self._defer(context, run_context, epoch, found_running, restarts)
                         verdict = self._watch_epoch(context, run_context, store, epoch)
@@ -243,6 +250,20 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                 restarts = self._count_failure(restarts, failure)
                 self._wait_before_restart(restarts, failure.error, event, defers)
                 restarts = restarts.after_delay()
+
+    def _finish(
+        self, context: Context, run_context: RunContext, store: StateDatabase, result: dict[str, Any]
+    ) -> dict[str, Any]:
+        self._hooks.notify(context, store, run_context.pipeline, self.log)
+        emit_catch_up_events(self, context, run_context.pipeline, store, result)
+        self.task_result = result
+        return result
+
+    def _finish_stopped(self, context: Context, run_context: RunContext, store: StateDatabase) -> dict[str, Any]:
+        run = store.newest_epoch(run_context.pipeline.name)
+        assert run is not None
+        self.log.info("epoch %s was asked to stop before it was restarted: the stream ends", run.epoch)
+        return self._finish(context, run_context, store, summarize(store, run.pipeline, run.epoch))
 
     def _should_defer(self) -> bool:
         pod = bool(os.environ.get(_POD_VARIABLE)) and make_run_context(self.pipeline, self.log).cluster is None
@@ -296,7 +317,12 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         self.defer(
             trigger=CdcPauseTrigger(seconds=restarts.delay),
             method_name="resume",
-            kwargs={**_resume_kwargs(restarts.after_delay()), "pending": event, "fresh": self._pause_pending},
+            kwargs={
+                **_resume_kwargs(restarts.after_delay()),
+                "pending": event,
+                "fresh": self._pause_pending,
+                "supervised": self._has_supervised,
+            },
         )
 
     def _sleep(self, seconds: float) -> None:
@@ -342,12 +368,16 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         """Make sure that a stream runs.
 
         :returns: its epoch, and whether it was found running.
+        :raises StoppedByUser: if a user asked for the end of the last run.
         """
         logged_waiting = False
         while not self._killed:
             run, is_alive = run_context.liveness.check_once(store, run_context.pipeline.name)
             if run is None or is_alive is False:
-                new_run = self._start_stream(context, run_context, store)
+                last = run if self._has_supervised else None
+                if is_stopped_by_user(last):
+                    raise StoppedByUser
+                new_run = self._start_stream(context, run_context, store, last)
                 if new_run is not None:
                     return new_run.epoch, False
             elif run.desired_state != "stop" and is_alive:
@@ -404,8 +434,11 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             pause_or_resume(store, run_context.pipeline.name, self.paused, task_label(context), self.log)
             self._pause_pending = False
         self._supervised_run = run_context, run, task_label(context)
+        self._has_supervised = True
 
-    def _start_stream(self, context: Context, run_context: RunContext, store: StateDatabase) -> EpochRow | None:
+    def _start_stream(
+        self, context: Context, run_context: RunContext, store: StateDatabase, last: EpochRow | None
+    ) -> EpochRow | None:
         """Start a stream and supervise it. Return ``None`` if another one started first."""
         lease, catch_up = self.lease_seconds, self._is_catch_up(run_context)
         with start_stream(
@@ -413,6 +446,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             store,
             self.log,
             lambda: self._killed,
+            last=last,
             requester=task_identity(context),
             catch_up=catch_up,
             lease=lease,

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.airflow.operators.base import log_driver_tail, make_driver_request
+from airflow_provider_cdc.airflow.operators.stream_epoch import StoppedByUser, is_stopped_by_user
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.system.processes import is_on_this_machine, process_start_time
 
@@ -31,6 +32,7 @@ def start_stream(
     logger: Any,
     is_killed: Callable[[], bool],
     *,
+    last: EpochRow | None,
     requester: str,
     catch_up: bool,
     lease: float | None,
@@ -42,18 +44,21 @@ def start_stream(
 
     :param logger: the task's logger.
     :param is_killed: returns whether the task is being killed.
+    :param last: the run that this one continues, which a user may still stop; ``None`` if this is the task's first.
     :param requester: identity of the task, the same for all its tries.
     :param catch_up: whether the stream ends at the source's current position.
     :param lease: seconds after which a stream that no task supervises ends itself.
     :raises CdcError: the error that ended the driver before it had an epoch.
     :raises TransientError: if the task is killed first.
+    :raises StoppedByUser: if a user stops the stream first.
     """
     from airflow_provider_cdc.driver.launchers.launcher import make_launcher
 
     request = make_driver_request(run_context.pipeline, catch_up=catch_up, lease=lease)
-    with make_launcher(run_context).start_stream(request, requester) as driver:
+    logger.info("starting a Spark driver")
+    with make_launcher(run_context).start_stream(request, requester, is_killed) as driver:
         logger.info("started the Spark driver, %s", driver.description)
-        run = _wait_for_epoch(driver, run_context, store, logger, is_killed)
+        run = _wait_for_epoch(driver, run_context, store, logger, is_killed, last)
         yield run
         if run is not None:
             driver.release()
@@ -65,6 +70,7 @@ def _wait_for_epoch(
     store: StateDatabase,
     logger: Any,
     is_killed: Callable[[], bool],
+    last: EpochRow | None,
 ) -> EpochRow | None:
     described = driver.description
     while not is_killed():
@@ -75,6 +81,8 @@ def _wait_for_epoch(
         run = None
         with suppress(TransientError):  # the driver is alive: an outage of the state database is no reason to give up
             run = store.newest_epoch(run_context.pipeline.name)
+            if last is not None and is_stopped_by_user(store.epoch_row(last.pipeline, last.epoch)):
+                raise StoppedByUser
         if run is not None and driver.has_begun(run):
             logger.info("stream epoch %s has begun; Spark UI: %s", run.epoch, run.ui or "none")
             return run
@@ -116,9 +124,8 @@ def _request_stop_in_thread(run_context: RunContext, run: EpochRow, by: str, log
     threading.Thread(target=ask, name="stop-request-write", daemon=True).start()
     if requested.wait(_STOP_REQUEST_SECONDS):
         log.info("epoch %s was asked to stop", run.epoch)
-    elif is_on_this_machine(run.host, run.machine) and process_start_time(run.pid) == run.pid_started:
-        log.warning("the state database does not answer; sending SIGTERM to the driver of epoch %s", run.epoch)
-        os.kill(run.pid, signal.SIGTERM)
+    elif _send_sigterm(run):
+        log.warning("the state database does not answer; the driver of epoch %s got SIGTERM", run.epoch)
     elif kill_stream(run_context, run.log):
         log.warning("the state database does not answer; the application of epoch %s was killed", run.epoch)
     else:
@@ -128,3 +135,14 @@ def _request_stop_in_thread(run_context: RunContext, run: EpochRow, by: str, log
             run.epoch,
             run.host,
         )
+
+
+def _send_sigterm(run: EpochRow) -> bool:
+    """Send SIGTERM to the driver of a run, if it is a process on this host that this user may end."""
+    if not is_on_this_machine(run.host, run.machine) or process_start_time(run.pid) != run.pid_started:
+        return False
+    try:
+        os.kill(run.pid, signal.SIGTERM)
+    except OSError:  # on a node of a cluster, it may be another user's
+        return False
+    return True

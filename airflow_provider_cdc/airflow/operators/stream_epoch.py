@@ -93,6 +93,15 @@ def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: E
     return True
 
 
+class StoppedByUser(Exception):
+    """A user has asked the stream to stop, after its last run had failed."""
+
+
+def is_stopped_by_user(run: EpochRow | None) -> bool:
+    """Return whether a user has asked for the end of a run. This is final, also if the run has failed or was lost."""
+    return run is not None and run.desired_state == "stop" and run.stop_by is None
+
+
 class RestartNeeded(Exception):
     """An epoch has ended unexpectedly, and the stream is to be restarted.
 
@@ -126,7 +135,7 @@ def decide_after_epoch(
     if started_run is not None and started_run.state == WatchOutcome.CAUGHT_UP:  # even if another epoch has begun since
         log_driver_tail(run_context, log, started_run.log)
         clean_up_stream(run_context, started_run.log)
-        return _summary(store, started_run)
+        return summarize(store, pipeline, epoch)
     if verdict is WatchOutcome.SUPERSEDED:
         log.info("epoch %s was taken over by a newer one", epoch)
         return None
@@ -147,6 +156,11 @@ def decide_after_epoch(
         )
     else:
         error = None
+    if isinstance(error, TransientError) and is_stopped_by_user(run):
+        log.warning("%s. It had been asked to stop, so the stream is not restarted", error)
+        if verdict is WatchOutcome.LOST:
+            store.end_epoch(pipeline, epoch, WatchOutcome.FAILED, error.message, type(error).__name__)
+        return summarize(store, pipeline, epoch)
     if isinstance(error, TransientError):
         made_progress = run.batches > 0
         raise RestartNeeded(error, ran_seconds, made_progress)
@@ -159,7 +173,7 @@ def decide_after_epoch(
     if verdict is WatchOutcome.CAUGHT_UP and event["found"]:
         log.info("epoch %s, which was already running, has caught up; starting this task's own catch-up", epoch)
         return None
-    return _summary(store, run)
+    return summarize(store, pipeline, epoch)
 
 
 def emit_catch_up_events(
@@ -180,7 +194,10 @@ def emit_catch_up_events(
     emit_asset_events(operator, context, pipeline, events)
 
 
-def _summary(store: StateDatabase, run: EpochRow) -> dict[str, Any]:
+def summarize(store: StateDatabase, pipeline: str, epoch: int) -> dict[str, Any]:
+    """Return the task's result after its last epoch."""
+    run = store.epoch_row(pipeline, epoch)
+    assert run is not None
     tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if row.state == "suspended"]
     return {
         "epoch": run.epoch,

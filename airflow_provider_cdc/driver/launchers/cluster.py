@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.state.models import DriverRow
 
 _POLL_SECONDS, _ASK_SECONDS = 1.0, 5.0
-#: Seconds after which a driver is lost that does not write to its row while the manager does not answer.
-_SILENT_SECONDS = 60.0
+#: Seconds after which a driver is lost that does not write to its row while the manager does not answer: one that has
+#: begun, and one that waits for its turn in the cluster.
+_SILENT_SECONDS, _OUTAGE_SECONDS = 60.0, 3600.0
 #: Seconds to end a driver when the task is killed: Airflow sends SIGKILL after 5 s.
 _KILL_SECONDS = 4.0
 #: Seconds of these for the state database, before the job is killed without it.
@@ -67,7 +68,9 @@ class ClusterDriver:
         self._monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)
         self._row: DriverRow | None = None
         self._asked_at, self._known_at = float("-inf"), time.monotonic()
-        self._released = self._is_ended_here = self._is_silent = False
+        self._released = self._is_ended_here = self._is_silent = self._has_other_owner = False
+        #: The try of the task that the driver works for; ``None`` for a process that only looks at it.
+        self.owner: str | None = None
         #: Why the state database does not answer; empty if it does.
         self._outage = ""
         #: What the manager last said.
@@ -137,17 +140,37 @@ class ClusterDriver:
         row = self.look()
         return row is not None and row.state != "ended"
 
+    def take_over(self, owner: str) -> None:
+        """Let it work for another try of its task. An earlier one, should it still exist, can no longer end it.
+
+        :param owner: the try.
+        """
+        self.owner = owner
+        self._store.change_driver_owner(self._driver, owner)
+
     def may_begin(self) -> bool:
-        """Return whether it runs or may still do so. If the manager does not answer, it may."""
-        row = self.look()
+        """Return whether it runs or may still do so. If the manager does not answer, it may.
+
+        This writes nothing: its task may be submitting it right now.
+        """
+        try:
+            row = self._store.driver(self._driver)
+        except TransientError as error:
+            self._outage = error.message
+            return True
         if row is None or row.state == "ended":
-            return row is None
-        with suppress(CdcError):
-            if (job := self._manager.find_job(self._driver)) is not None:
-                return not job.is_over
-            # It is being submitted, unless its task died before that.
-            return row.state == "wanted" and (utc_now() - row.created_at).total_seconds() < _SUBMIT_SECONDS
-        return True
+            return False
+        self._row = row
+        try:
+            job = self._manager.find_job(self._driver)
+        except CdcError as error:
+            self._manager_says = str(error)
+            return True
+        if job is not None:
+            self._manager_says = str(job)
+            return not job.is_over
+        # It is being submitted, unless its task died before that.
+        return row.state == "wanted" and (utc_now() - row.created_at).total_seconds() < _SUBMIT_SECONDS
 
     def can_be_adopted(self) -> bool:
         """Return whether another try of the task can continue with it."""
@@ -161,7 +184,8 @@ class ClusterDriver:
             job = self._manager.find_job(self._driver)
             self._manager_says = str(job) if job is not None else f"{self._manager.name} does not know it"
         except CdcError as error:
-            self._manager_says, seconds_until_lost = str(error), _SILENT_SECONDS
+            may_wait = row.state != "running" and isinstance(error, TransientError)
+            self._manager_says, seconds_until_lost = str(error), _OUTAGE_SECONDS if may_wait else _SILENT_SECONDS
         if job is None:
             if time.monotonic() - self._known_at > seconds_until_lost:
                 self._end(UnexpectedError(f"the Spark driver was lost: {self._manager_says}", "Run the task again"))
@@ -213,7 +237,8 @@ class ClusterDriver:
     def terminate(self) -> None:
         """End the driver: its row first, so that it cannot begin any more, then its job.
 
-        If the state database does not answer, its job is killed at once, and the other way round.
+        If the state database does not answer, its job is killed at once, and the other way round. A driver that
+        another try of the task has taken over is left alone.
         """
         has_ended = threading.Event()
         threads = [
@@ -227,12 +252,19 @@ class ClusterDriver:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _end_with_task(self, has_ended: threading.Event) -> None:
+        error = TransientError("the driver was ended with its task", "Clear the task to run it again")
         with suppress(CdcError):
-            self._end(TransientError("the driver was ended with its task", "Clear the task to run it again"))
+            if self._store.end_driver(self._driver, {"error": error.to_json()}, owner=self.owner):
+                self._is_ended_here = True
+            else:
+                row = self._store.driver(self._driver)
+                self._has_other_owner = row is not None and row.owner != self.owner
         has_ended.set()
 
     def _kill_job(self, has_ended: threading.Event) -> None:
         has_ended.wait(_ROW_SECONDS)  # the row should say who has ended the driver
+        if self._has_other_owner:
+            return
         with suppress(CdcError):
             job = self._manager.find_job(self._driver)
             if job is not None and job.is_active:
@@ -307,19 +339,23 @@ class ClusterLauncher(ABC):
         return ClusterDriver(store, self._manager, driver)
 
     @contextmanager
-    def run(self, request: DriverRequest, requester: str) -> Iterator[ClusterDriver]:
+    def run(self, request: DriverRequest, requester: str, is_killed: Callable[[], bool]) -> Iterator[ClusterDriver]:
         """Start a driver that ends with the block, or continue with the one that a dead try has left."""
+        owner = uuid.uuid4().hex
         with closing(self._open_state()) as store:
-            driver = self._adopt(store, request, requester) or self._start(store, request, requester)
+            driver = self._adopt(store, request, requester, owner)
+            driver = driver or self._start(store, request, requester, owner, is_killed)
             try:
                 yield driver
             finally:
                 driver.end_unless_released()
 
     @contextmanager
-    def start_stream(self, request: DriverRequest, requester: str) -> Iterator[ClusterDriver]:
+    def start_stream(
+        self, request: DriverRequest, requester: str, is_killed: Callable[[], bool]
+    ) -> Iterator[ClusterDriver]:
         """Start a driver that ends with the block unless it was released, or continue with one that is starting."""
-        with self.run(request, requester) as driver:
+        with self.run(request, requester, is_killed) as driver:
             yield driver
 
     def _open_state(self) -> StateDatabase:
@@ -330,7 +366,7 @@ class ClusterLauncher(ABC):
             )
         return self._context.open_state_database()
 
-    def _adopt(self, store: StateDatabase, request: DriverRequest, requester: str) -> ClusterDriver | None:
+    def _adopt(self, store: StateDatabase, request: DriverRequest, requester: str, owner: str) -> ClusterDriver | None:
         """Return the driver that an earlier try of the task has left, if it does what is asked and is alive.
 
         Other drivers of the task are ended.
@@ -341,6 +377,7 @@ class ClusterLauncher(ABC):
             if row.requester != requester:
                 continue
             driver = self._known_driver(store, row.id)
+            driver.take_over(owner)
             # A stream whose epoch has begun is supervised through its epoch; here, that is over or lost.
             is_spent = newest is not None and row.log is not None and newest.log == row.log
             if adopted is None and not is_spent and row.what == request.description and driver.can_be_adopted():
@@ -349,17 +386,29 @@ class ClusterLauncher(ABC):
                 driver.terminate()
         return adopted
 
-    def _start(self, store: StateDatabase, request: DriverRequest, requester: str) -> ClusterDriver:
+    def _start(
+        self,
+        store: StateDatabase,
+        request: DriverRequest,
+        requester: str,
+        owner: str,
+        is_killed: Callable[[], bool],
+    ) -> ClusterDriver:
         pipeline, number, key = self._context.pipeline, uuid.uuid4().hex, new_key()
         assert pipeline.state.conn_id is not None
         secret = DriverSecret(number, key, request.connections[pipeline.state.conn_id], __version__)
         sealed = seal(request.to_line(), number, key)
-        store.create_driver(number, pipeline.name, what=request.description, requester=requester, sealed=sealed)
+        what = request.description
+        store.create_driver(number, pipeline.name, what=what, requester=requester, sealed=sealed, owner=owner)
         failpoint("driver.row_written")
         driver = self._known_driver(store, number)
+        driver.owner = owner
         try:
-            driver = self._submit(store, secret, request.description)
+            driver = self._submit(store, secret, what)
+            driver.owner = owner
             failpoint("driver.submitted")
+            if is_killed():  # it does not begin unless the submission is confirmed
+                raise TransientError("the task was ended while it started a Spark driver", "Clear it to run it again")
             driver.confirm()
         except BaseException:
             driver.terminate()

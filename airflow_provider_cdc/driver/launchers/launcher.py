@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -69,13 +69,18 @@ class Launcher(Protocol):
     """Starts drivers.
 
     For both methods, ``requester`` is the identity of the requesting task, which is the same for all its tries. A try
-    that finds what an earlier one has left in a cluster continues with it.
+    that finds what an earlier one has left in a cluster continues with it. ``is_killed`` returns whether the task is
+    being killed: a driver that is then being submitted does not begin.
     """
 
-    def run(self, request: DriverRequest, requester: str) -> AbstractContextManager[Driver]:
+    def run(
+        self, request: DriverRequest, requester: str, is_killed: Callable[[], bool]
+    ) -> AbstractContextManager[Driver]:
         """Start a driver that ends with the block."""
 
-    def start_stream(self, request: DriverRequest, requester: str) -> AbstractContextManager[StreamDriver]:
+    def start_stream(
+        self, request: DriverRequest, requester: str, is_killed: Callable[[], bool]
+    ) -> AbstractContextManager[StreamDriver]:
         """Start a driver that ends with the block unless it was released."""
 
 
@@ -150,7 +155,8 @@ def starting_stream_error(description: str) -> TransientError:
     """
     return TransientError(
         f"no stream is running yet, but a Spark driver for one is starting: {description}",
-        "Mark the stream's task as success, which ends this driver; or try again when the stream has begun",
+        "Mark the stream's task as success, which ends this driver; or try again when the stream has begun. If that "
+        "task no longer runs, the driver ends two minutes after its start",
     )
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -227,12 +227,16 @@ class LocalLauncher:
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
 
-    def run(self, request: DriverRequest, requester: str) -> AbstractContextManager[DriverProcess]:
+    def run(
+        self, request: DriverRequest, requester: str, is_killed: Callable[[], bool]
+    ) -> AbstractContextManager[DriverProcess]:
         """Start a driver that ends when the block ends or this process dies; nothing is left of an earlier try."""
         return start_attached(request)
 
     @contextmanager
-    def start_stream(self, request: DriverRequest, requester: str) -> Iterator[LocalStreamDriver]:
+    def start_stream(
+        self, request: DriverRequest, requester: str, is_killed: Callable[[], bool]
+    ) -> Iterator[LocalStreamDriver]:
         """Start a driver that ends when the block ends or this process dies, unless it was released."""
         log = new_log_file(self._log_folder)
         process = start_detached(replace(request, result=str(result_file(log)), log=str(log)), log)
