@@ -259,7 +259,11 @@ def test_a_stop_while_a_stream_is_restarted(cli: Cli, monkeypatch: pytest.Monkey
 def test_a_stop_while_a_driver_starts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its epoch may have begun since, because the request came before that."""
     driver = SimpleNamespace(
-        description="a driver", log=None, has_ended=lambda: False, has_begun=lambda run: run.epoch == 2
+        description="a driver",
+        log=None,
+        has_ended=lambda: True,  # so that this ends if nothing is raised
+        raise_error=lambda: None,
+        has_begun=lambda run: run.epoch == 2,
     )
     with cli.opened() as (context, store):
         epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
