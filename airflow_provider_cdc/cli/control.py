@@ -44,8 +44,11 @@ def stop(path: str, by: str | None) -> None:
         accepted = store.stop_stream(context.pipeline.name, name)
         if not accepted and (starting := describe_starting_stream(context, store)) is not None:
             raise starting_stream_error(starting)
-        ended = "no stream is running. A task that is about to restart it does not"
-        click.echo(f"{_epoch_text(context, store)} was asked to stop" if accepted else ended)
+        newest = store.newest_epoch(context.pipeline.name)
+        not_running = "no stream is running" + (
+            ", and none is restarted" if newest and newest.state == "failed" else ""
+        )
+        click.echo(f"{_epoch_text(context, store)} was asked to stop" if accepted else not_running)
 
 
 @cli.command()

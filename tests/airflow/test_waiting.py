@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
-from airflow_provider_cdc import CdcSnapshotSensor, CdcStreamOperator
+from airflow_provider_cdc import CdcSnapshotSensor, CdcStopOperator, CdcStreamOperator
 from airflow_provider_cdc.airflow.operators.base import task_label
 from airflow_provider_cdc.airflow.operators.stream_driver import _wait_for_epoch
 from airflow_provider_cdc.airflow.operators.stream_epoch import (
@@ -235,7 +235,8 @@ def test_a_stop_that_a_user_has_asked_for_is_final(cli: Cli, end: str, by: str) 
         assert result is not None and (result["epoch"], result["state"]) == (epoch, "failed")
 
 
-def test_a_stop_while_a_stream_is_restarted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["command", "task"])
+def test_a_stop_while_a_stream_is_restarted(cli: Cli, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     """It holds for the task that restarts the stream, and not for the next one that is asked to run it."""
     operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
     started: list[EpochRow | None] = []
@@ -248,7 +249,12 @@ def test_a_stop_while_a_stream_is_restarted(cli: Cli, monkeypatch: pytest.Monkey
     with cli.opened() as (_, store):
         epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
         store.end_epoch("p", epoch, "failed", "the source is away", "TransientError")
-        assert not store.stop_stream("p", "a user")
+    if by == "task":
+        stop = CdcStopOperator(task_id="stop", pipeline=cli.value, deferrable=False)
+        assert stop.execute(CONTEXT)["epoch"] is None
+    else:
+        with monkeypatch.context():
+            assert cli.call("stop").out == "no stream is running, and none is restarted\n"
     assert operator.resume(CONTEXT, {}, supervised=True)["epoch"] == epoch
     assert not started
     with pytest.raises(AirflowFailException, match="started"):

@@ -72,6 +72,7 @@ class CdcStopOperator(PipelineOperator):
             with closing(run_context.open_state_database()) as store:
                 run, is_alive = run_context.liveness.wait_until_known(store, name)
                 if run is None or not is_alive:
+                    store.stop_stream(name, by=task_label(context))  # a task may be about to restart it
                     if (starting := describe_starting_stream(run_context, store)) is not None:
                         raise starting_stream_error(starting)
                     last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
