@@ -70,18 +70,37 @@ def make_configuration(cluster: KubernetesCluster, conn: ResolvedConnection | No
             remedy += "add the extra kube_config or kube_config_path"
         raise NotReadyError(f"{what} gives no access to Kubernetes ({type(error).__name__})", remedy) from None
     loaded.retries = 0  # the callers repeat what is worth it
-    refresh_token = loaded.refresh_api_key_hook
-
-    def set_address(configuration: Any) -> None:
-        if refresh_token is not None:
-            refresh_token(configuration)  # sets the address of the kubeconfig file or of this pod's cluster again
-        configuration.host = cluster.api_server.rstrip("/")
-        if extra.get("disable_verify_ssl") in (True, "true", "True"):
-            configuration.verify_ssl = False
-
-    set_address(loaded)
-    loaded.refresh_api_key_hook = set_address  # called before each request
+    loaded.host = cluster.api_server.rstrip("/")
+    if extra.get("disable_verify_ssl") in (True, "true", "True"):
+        loaded.verify_ssl = False
+    _renew_only_the_token(loaded, client.Configuration(), what)
     return loaded
+
+
+def _renew_only_the_token(configuration: Any, scratch: Any, what: str) -> None:
+    """Let the client read the token again before each request, and nothing else.
+
+    The client's own function sets the address and the verification of the kubeconfig file or of this pod's cluster
+    again, too, and itself as the function of what it is given: it gets another configuration.
+
+    :param scratch: an empty configuration.
+    :param what: what gives access, for messages.
+    """
+    read_again = configuration.refresh_api_key_hook
+    if read_again is None:
+        return
+
+    def renew(used: Any) -> None:
+        try:
+            read_again(scratch)
+        except Exception as error:  # its text may quote a file
+            raise TransientError(
+                f"{what} gave no new token for Kubernetes ({type(error).__name__})",
+                "Try again; if it lasts, check how its token is renewed",
+            ) from None
+        used.api_key.update(scratch.api_key)
+
+    configuration.refresh_api_key_hook = renew
 
 
 def _known_extra(conn: ResolvedConnection) -> dict[str, Any]:

@@ -173,9 +173,9 @@ def test_the_connection() -> None:
     )
     assert not unverified.verify_ssl
     for configuration in (found, unverified):
-        assert configuration.host == "https://api.test:6443"
-        configuration.auth_settings()  # before each request, the client reads the token again
-        assert configuration.host == "https://api.test:6443"
+        for _ in range(3):  # before each request, the client reads the token again
+            assert configuration.host == "https://api.test:6443"
+            configuration.auth_settings()
     assert found.verify_ssl and not unverified.verify_ssl
     as_yaml = ResolvedConnection("c", "kubernetes", extra={"kube_config": yaml.safe_dump(config)})
     assert make_configuration(address, as_yaml).api_key == found.api_key
@@ -201,6 +201,33 @@ def test_the_connection() -> None:
         with pytest.raises(NotReadyError, match=words) as error:
             make_configuration(address, conn)
         assert "hunter2" not in str(error.value)
+
+
+def test_the_service_account_of_this_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request gets the newest token, and goes to the API server of the Spark connection; verified or not."""
+    from kubernetes.config import incluster_config
+
+    token, authority = tmp_path / "token", tmp_path / "ca.crt"
+    authority.write_text("a certificate")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+    at_once = property(lambda _: timedelta(0), lambda *_: None)  # the client reads the file once in a minute
+    monkeypatch.setattr(incluster_config.InClusterConfigLoader, "_token_refresh_period", at_once, raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    address = KubernetesCluster("https://api.test:6443")
+    unverified = {"in_cluster": True, "disable_verify_ssl": True}
+    for conn in (None, ResolvedConnection("c", "kubernetes", extra=unverified)):
+        token.write_text("first")
+        found = make_configuration(address, conn)
+        for word in ("second", "third", "fourth"):
+            token.write_text(word)
+            assert found.auth_settings()["BearerToken"]["value"] == f"bearer {word}"
+            assert found.host == "https://api.test:6443" and found.verify_ssl is (conn is None)
+            assert found.ssl_ca_cert == str(authority)
+        token.write_text("")
+        with pytest.raises(TransientError, match="gave no new token for Kubernetes .ConfigException.*is renewed$"):
+            found.auth_settings()
 
 
 @pytest.mark.parametrize(
