@@ -24,7 +24,8 @@ from typing import Any
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.sinks.storage.open_storage import open_storage
-from airflow_provider_cdc.spark.kubernetes_pods import PIPELINE_LABEL, pod_name
+from airflow_provider_cdc.spark.kubernetes_pods import PIPELINE_LABEL
+from airflow_provider_cdc.spark.pod_status import pod_name
 from airflow_provider_cdc.state import EpochRow
 from bench.kubernetes_site import SETTINGS, StorePlace, connect_cluster, make_pipeline, start_locally
 from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, ignore_signals, perform

@@ -34,7 +34,8 @@ _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 
 #: Remedy for secrets in ``spark.conf``.
 SECRET_REMEDY = (
-    "Put it into the spark-defaults.conf of a folder that SPARK_CONF_DIR names and that only the driver's user can read"
+    "Put it into the spark-defaults.conf of a folder that SPARK_CONF_DIR names and that only the driver's user can "
+    "read; for drivers in pods, mount it from a Secret in the pod template, and set SPARK_CONF_DIR there"
 )
 
 #: Settings that the project manages, with what to use instead.

@@ -27,7 +27,8 @@ REPORT_REMEDY = (
 
 #: What helps a process that runs out of memory.
 LESS_MEMORY_REMEDY = (
-    "Give Spark's hosts more memory (on a cluster, spark.executor.memoryOverhead), or lower snapshot.parallelism and "
+    "Give Spark's hosts more memory (on a cluster, spark.executor.memoryOverhead; in a pod, the resources of its "
+    "template or, if it has none there, spark.driver.memoryOverhead), or lower snapshot.parallelism and "
     "snapshot.chunk_rows, or stream.parallelism, stream.max_batch_bytes and sink.index_bytes"
 )
 

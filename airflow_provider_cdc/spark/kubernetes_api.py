@@ -26,6 +26,10 @@ REQUIRED_RIGHTS = (
 _POLICY_REMEDY = (
     "Change the pod template so that the policies of the namespace (pod security, limits, quota, webhooks) accept it"
 )
+_ACCESS_REMEDY = (
+    "Try again; if it lasts, renew the token of the connection that kubernetes_conn_id names (without one, of the "
+    "service account, or of the kubeconfig file)"
+)
 RIGHTS_REMEDY = (
     "Give the user of the tasks a role in that namespace with the verbs create, get, list and delete of pods, get of "
     "pods/log, and create and get of pods/exec, as the role of Airflow's Helm chart has them"
@@ -136,10 +140,12 @@ def _load(config: Any, into: Any, extra: dict[str, Any]) -> None:
 
 
 @contextmanager
-def translate_api_errors(what: str) -> Iterator[None]:
+def translate_api_errors(what: str, *, may_be_gone: bool = False) -> Iterator[None]:
     """Convert errors of the client of the API server into this project's errors.
 
     :param what: what is asked for, for messages.
+    :param may_be_gone: whether a pod that is asked for something was there a moment ago: that it is not any more, or
+        has ended, is no fault of its template.
     """
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
@@ -147,7 +153,7 @@ def translate_api_errors(what: str) -> Iterator[None]:
     try:
         yield
     except ApiException as error:
-        raise _to_cdc_error(what, error) from None
+        raise _to_cdc_error(what, error, may_be_gone=may_be_gone) from None
     except (HTTPError, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise TransientError(
@@ -155,16 +161,18 @@ def translate_api_errors(what: str) -> Iterator[None]:
         ) from None
 
 
-def _to_cdc_error(what: str, error: Any) -> NotReadyError | TransientError:
+def _to_cdc_error(what: str, error: Any, *, may_be_gone: bool = False) -> NotReadyError | TransientError:
     status, reason = _status_and_reason(error)
     text = f"Kubernetes did not {what}: {reason}"
     if "exceeded quota" in reason:
         return TransientError(text, "Wait until other pods of the namespace have ended, or raise its quota")
-    if status == 401 or (status == 403 and _LACKS_RIGHT.search(reason)):
+    if status == 401:  # a token has expired, or what checks it does not answer
+        return TransientError(text, _ACCESS_REMEDY)
+    if status == 403 and _LACKS_RIGHT.search(reason):
         return NotReadyError(text, RIGHTS_REMEDY)
     if status == 403:
         return NotReadyError(text, _POLICY_REMEDY)
-    if status in (400, 404, 422):
+    if status in (400, 404, 422) and not may_be_gone:
         return NotReadyError(text, "Check the pod template, the image, the namespace, and spark.conf")
     return TransientError(text, "Try again; if it lasts, see the log of the API server")
 

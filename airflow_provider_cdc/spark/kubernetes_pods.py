@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +17,7 @@ from airflow_provider_cdc.spark.kubernetes_api import (
     make_configuration,
     translate_api_errors,
 )
+from airflow_provider_cdc.spark.pod_status import Pod, pod_name, to_pod
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.config.connections import ResolvedConnection
@@ -26,78 +26,21 @@ if TYPE_CHECKING:
 
 #: Label of a driver's pod with the name of the pipeline, as far as a label can have it.
 PIPELINE_LABEL = "airflow-cdc/pipeline"
-#: Annotation with the name of the container that the driver runs in; the pod may have others.
-CONTAINER_ANNOTATION = "airflow-cdc/container"
 #: Seconds for an answer. Airflow kills a task 5 s after it has asked it to end.
 _TIMEOUT = 5.0
+#: Seconds to connect, and to create a pod: each webhook that must admit it may take 10 s by default, and up to 30 s.
+_CREATE_TIMEOUT = (_TIMEOUT, 45.0)
 _EXEC_SECONDS = 30.0
 #: Seconds that the driver of a stream that has stopped may take to end.
 _ENDING_SECONDS = 15.0
-#: How long after its time to end a deleted pod counts as lost with its node.
-_OVERDUE = timedelta(seconds=10)
+#: Seconds for the removal of old pods, which delays a new driver.
+_CLEANING_SECONDS = 20.0
 #: How long a pod that has failed stays, so that people can look at it.
 _KEEP_FINISHED = timedelta(hours=1)
 #: How long a pod stays that has not begun and whose row is gone: it may belong to another state database, where its row
 #: would be gone by now, too.
 _KEEP_UNKNOWN = timedelta(days=8)
 _LOG = re.compile(r"kubectl -n (?P<namespace>\S+) logs (?P<pod>\S+) -c (?P<container>\S+)")
-
-
-def pod_name(driver: str) -> str:
-    """Return the name of the pod of a driver."""
-    return f"airflow-cdc-{driver}"
-
-
-def log_command(namespace: str, pod: str, container: str) -> str:
-    """Return the command that shows the log of a driver: this stands for the address of its log."""
-    return f"kubectl -n {namespace} logs {pod} -c {container}"
-
-
-@dataclass(frozen=True)
-class Pod:
-    """A pod of a driver as the API server knows it.
-
-    :param namespace: its namespace.
-    :param name: its name.
-    :param container: name of the driver's container.
-    :param phase: ``Pending``, ``Running``, ``Succeeded``, ``Failed`` or ``Unknown``.
-    :param reason: why it waits, or how it ended; empty if that is not known.
-    :param is_running: whether the driver's container runs, and is to go on.
-    :param is_blocked: whether it waits for something that mostly does not come without a change.
-    :param is_over: whether the driver's container has ended, or is lost.
-    """
-
-    namespace: str
-    name: str
-    container: str
-    phase: str
-    reason: str = ""
-    is_running: bool = False
-    is_blocked: bool = False
-    is_over: bool = False
-
-    @property
-    def id(self) -> str:
-        """Namespace and name."""
-        return f"{self.namespace}/{self.name}"
-
-    @property
-    def log(self) -> str:
-        """Command that shows its log."""
-        return log_command(self.namespace, self.name, self.container)
-
-    @property
-    def link(self) -> None:
-        """No page."""
-        return
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a container runs or may run."""
-        return self.phase not in ("Succeeded", "Failed")
-
-    def __str__(self) -> str:
-        return f"pod {self.id} is {self.phase}{self.reason and f': {self.reason}'}"
 
 
 class PodManager:
@@ -146,7 +89,7 @@ class PodManager:
             named = ", ".join(f"{verb} {'/'.join(filter(None, what))}" for verb, *what in lacking)
             raise NotReadyError(f"the user of the tasks may not {named} in namespace {self._namespace}", RIGHTS_REMEDY)
         with translate_api_errors("accept a pod of a driver"):
-            self._api.create_namespaced_pod(self._namespace, pod, dry_run="All", _request_timeout=_TIMEOUT)
+            self._api.create_namespaced_pod(self._namespace, pod, dry_run="All", _request_timeout=_CREATE_TIMEOUT)
         return str(version.git_version)
 
     def _is_allowed(self, verb: str, resource: str, subresource: str) -> bool:
@@ -167,7 +110,7 @@ class PodManager:
         with translate_api_errors("create the pod of the driver"):
             self._request_unless(
                 "AlreadyExists",
-                lambda: self._api.create_namespaced_pod(self._namespace, pod, _request_timeout=_TIMEOUT),
+                lambda: self._api.create_namespaced_pod(self._namespace, pod, _request_timeout=_CREATE_TIMEOUT),
             )
 
     def find_job(self, driver: str) -> Pod | None:
@@ -220,23 +163,30 @@ class PodManager:
                     return
                 time.sleep(0.5)
 
-    def delete_finished(self, pipeline: str, find_row: Callable[[str], DriverRow | None]) -> None:
-        """Delete the pods of drivers of a pipeline that have ended some time ago, or will never get a request.
+    def delete_finished(self, pipeline: str, find_row: Callable[[str], DriverRow | None]) -> list[CdcError]:
+        """Delete the pods of drivers of a pipeline that have ended some time ago, or that nobody waits for.
 
         :param find_row: returns the row of a driver, or ``None``.
+        :returns: why pods could not be deleted. A later driver tries it again.
         """
-        selector = f"{PIPELINE_LABEL}={pipeline}"
-        with translate_api_errors("list the pods of drivers"):
-            pods = self._api.list_namespaced_pod(self._namespace, label_selector=selector, _request_timeout=_TIMEOUT)
-        for value in (pod.to_dict() for pod in pods.items):
-            pod = to_pod(value)
-            ended = (_driver_state(value, pod.container).get("terminated") or {}).get("finished_at")
-            if not pod.is_active:  # one that its node has refused has no containers
-                ended = ended or value["metadata"]["creation_timestamp"]
-            if (ended is not None and datetime.now(UTC) - ended > _KEEP_FINISHED) or (
-                pod.phase == "Pending" and _is_abandoned(value["metadata"], find_row)
-            ):
-                self.kill(pod.id)
+        selector, errors = f"{PIPELINE_LABEL}={pipeline}", list[CdcError]()
+        deadline = time.monotonic() + _CLEANING_SECONDS
+        try:
+            with translate_api_errors("list the pods of drivers"):
+                pods = self._api.list_namespaced_pod(
+                    self._namespace, label_selector=selector, _request_timeout=_CLEANING_SECONDS
+                )
+        except CdcError as error:
+            return [error]
+        for pod in (to_pod(found.to_dict()) for found in pods.items):
+            if time.monotonic() > deadline:
+                break
+            if _is_left_over(pod, find_row):
+                try:
+                    self.kill(pod.id)
+                except CdcError as error:
+                    errors.append(error)
+        return errors
 
     def hand_over(self, pod: Pod, command: list[str], line: str) -> None:
         """Run a command in a pod that reads one line from its standard input.
@@ -250,7 +200,7 @@ class PodManager:
 
         # A separate client: while it is used, it cannot make ordinary requests.
         api = CoreV1Api(ApiClient(self._configuration))
-        with translate_api_errors("run a command in the pod of the driver"):
+        with translate_api_errors("run a command in the pod of the driver", may_be_gone=True):
             default = websocket.getdefaulttimeout()
             websocket.setdefaulttimeout(_EXEC_SECONDS)  # the client itself sets none
             try:
@@ -307,7 +257,7 @@ class PodManager:
         return []
 
     def kill_by_log(self, log: str | None) -> bool:
-        """Delete the pod that has a log.
+        """Delete the pod that has a log. One that is over stays: its log says why.
 
         :returns: whether Kubernetes has accepted this.
         """
@@ -315,7 +265,9 @@ class PodManager:
         if match is None:
             return False
         try:
-            self.kill(f"{match['namespace']}/{match['pod']}")
+            pod = self._read(match["namespace"], match["pod"])
+            if pod is not None and not pod.is_over:
+                self.kill(pod.id)
         except CdcError:
             return False
         return True
@@ -334,65 +286,14 @@ class PodManager:
         return str(pod)
 
 
-def _is_abandoned(metadata: Mapping[str, Any], find_row: Callable[[str], DriverRow | None]) -> bool:
-    row = find_row(metadata["name"].removeprefix(pod_name("")))
-    if row is not None:
-        return row.state == "ended"
-    return bool(datetime.now(UTC) - metadata["creation_timestamp"] > _KEEP_UNKNOWN)
-
-
-#: Why a container waits although mostly nothing but a change can help.
-_BLOCKED = (
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "ErrImageNeverPull",
-    "InvalidImageName",
-    "CreateContainerError",
-    "CreateContainerConfigError",
-)
-
-
-def to_pod(value: Mapping[str, Any]) -> Pod:
-    """Return a pod from what the API server says.
-
-    :param value: ``V1Pod.to_dict()``.
-    """
-    status, metadata = value["status"] or {}, value["metadata"]
-    container = (metadata.get("annotations") or {}).get(CONTAINER_ANNOTATION, "")
-    state = _driver_state(value, container)
-    ended = state.get("terminated") or {}
-    first = [(one.get("state") or {}).get("waiting") or {} for one in status.get("init_container_statuses") or []]
-    waiting = next((one for one in first if one.get("reason") in _BLOCKED), state.get("waiting") or {})
-    conditions = [
-        condition
-        for condition in status.get("conditions") or []
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
-    ]
-    reasons = [_describe(source.get("reason"), source.get("message")) for source in (status, *conditions, waiting)]
-    if ended:
-        reasons.append(_describe(ended.get("reason"), ended.get("message") or f"exit code {ended.get('exit_code')}"))
-    phase, deleted_at = status.get("phase") or "Unknown", metadata.get("deletion_timestamp")  # with the time to end
-    if deleted_at is not None:
-        reasons.append("it is being deleted")
-    is_overdue = deleted_at is not None and datetime.now(UTC) - deleted_at > _OVERDUE
-    if is_overdue:
-        reasons.append("its node does not say that it has ended")
-    return Pod(
-        metadata["namespace"],
-        metadata["name"],
-        container,
-        phase,
-        "; ".join(filter(None, reasons)),
-        is_running=bool(state.get("running")) and deleted_at is None,
-        is_blocked=waiting.get("reason") in _BLOCKED,
-        is_over=phase in ("Succeeded", "Failed") or bool(ended) or is_overdue,
-    )
-
-
-def _driver_state(value: Mapping[str, Any], container: str) -> Mapping[str, Any]:
-    statuses = (value["status"] or {}).get("container_statuses") or []
-    return next((status.get("state") or {} for status in statuses if status["name"] == container), {})
-
-
-def _describe(reason: str | None, message: str | None) -> str:
-    return " ".join(": ".join(filter(None, (reason, message))).split())
+def _is_left_over(pod: Pod, find_row: Callable[[str], DriverRow | None]) -> bool:
+    now = datetime.now(UTC)
+    if pod.ended_at is not None:
+        return now - pod.ended_at > _KEEP_FINISHED
+    row = find_row(pod.name.removeprefix(pod_name("")))
+    if row is None:
+        return pod.phase == "Pending" and pod.created_at is not None and now - pod.created_at > _KEEP_UNKNOWN
+    # One whose submission was not confirmed cannot begin: its task had given up before the API server answered. One
+    # that works sees the end of its row by itself, and a stream ends at a transaction boundary.
+    cannot_begin = pod.phase == "Pending" or row.handle is None
+    return row.state == "ended" and (cannot_begin or now - row.heartbeat_at > pod.grace)

@@ -13,7 +13,8 @@ import yaml
 from airflow_provider_cdc.config.spark_conf import NAMESPACE
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.model.value_checks import invalid_value
-from airflow_provider_cdc.spark.kubernetes_pods import CONTAINER_ANNOTATION, PIPELINE_LABEL, log_command, pod_name
+from airflow_provider_cdc.spark.kubernetes_pods import PIPELINE_LABEL
+from airflow_provider_cdc.spark.pod_status import CONTAINER_ANNOTATION, log_command, pod_name
 from airflow_provider_cdc.spark.session import DRIVER_POD_VARIABLE
 
 _TEMPLATE, _IMAGE = "spark.kubernetes.driver.podTemplateFile", "spark.kubernetes.container.image"

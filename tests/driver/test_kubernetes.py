@@ -19,7 +19,7 @@ from airflow.exceptions import AirflowFailException
 from airflow_provider_cdc.model.errors import CdcError, TransientError, UnexpectedError
 from airflow_provider_cdc.preflight.check_result import run_check
 from airflow_provider_cdc.preflight.cluster import check_cluster
-from airflow_provider_cdc.spark.kubernetes_pods import pod_name
+from airflow_provider_cdc.spark.pod_status import pod_name
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
 from tests.support.cluster_tasks import (
@@ -164,10 +164,13 @@ def test_an_image_that_is_not_there(cli: Cli, kubernetes: Kubernetes, monkeypatc
     cli.value["spark"]["conf"]["spark.kubernetes.container.image"] = "nowhere.test/none:1"
     cli.write()
     pod = kubernetes.pod_template(cli.folder)
-    for policy, reason in (("Never", "ErrImageNeverPull"), ("Always", "(ErrImagePull|ImagePullBackOff)")):
+    for policy, reason, kind in (
+        ("Never", "ErrImageNeverPull", AirflowFailException),
+        ("Always", "(ErrImagePull|ImagePullBackOff)", TransientError),  # its registry may be away
+    ):
         pod["spec"]["containers"][0]["imagePullPolicy"] = policy
         write_template(cli.folder, pod)
-        with pytest.raises(AirflowFailException, match=rf"cannot start: pod cdc/\S+ is Pending: {reason}"):
+        with pytest.raises(kind, match=rf"cannot start: pod cdc/\S+ is Pending: {reason}.*Check the image"):
             read(cli.file)
         wait_for("nothing is left", lambda: not running_pods(kubernetes), 60)
 

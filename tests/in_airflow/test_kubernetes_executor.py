@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from airflow_provider_cdc.model.errors import CdcError
-from airflow_provider_cdc.spark.kubernetes_pods import pod_name
+from airflow_provider_cdc.spark.pod_status import pod_name
 from airflow_provider_cdc.state import ChunkGroupRow, StateDatabase
 from tests.driver.test_kubernetes import spark_connection
 from tests.support.airflow_processes import Airflow

@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,8 +27,9 @@ from airflow_provider_cdc.driver.pod_main import open_pipe, wait_for_secret
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.runtime.run_context import RunContext
 from airflow_provider_cdc.spark.kubernetes_api import _to_cdc_error, make_configuration
-from airflow_provider_cdc.spark.kubernetes_pods import PodManager, to_pod
+from airflow_provider_cdc.spark.kubernetes_pods import PodManager
 from airflow_provider_cdc.spark.pod_spec import make_pod, namespace_of, pipeline_label
+from airflow_provider_cdc.spark.pod_status import Pod, to_pod
 from airflow_provider_cdc.state.models import DriverRow
 from tests import ROOT
 
@@ -274,6 +276,7 @@ def test_the_namespace(spark: Any, kube: Any, conf: Any, namespace: str | None) 
         (403, "Forbidden", 'violates PodSecurity "restricted"', NotReadyError, "policies of the namespace"),
         (403, "Forbidden", "forbidden: exceeded quota: q", TransientError, "raise its quota"),
         (422, "Unprocessable", "spec.x: Invalid value", NotReadyError, "pod template"),
+        (401, "Unauthorized", "Unauthorized", TransientError, "Unauthorized .401.*Try again; if it lasts, renew"),
         (503, "Unavailable", None, TransientError, "Unavailable .503"),
         (0, "Handshake status 403 Forbidden -+-+- {'a': 1} -+-+- b''", None, NotReadyError, "Forbidden .403.*role"),
     ],
@@ -303,21 +306,34 @@ MISSING = {**CONFLICT, "message": 'pods "airflow-cdc-1" not found', "reason": "N
 
 
 @contextmanager
-def answers(answer: dict[str, Any] | str, requests: list[str] | None = None) -> Iterator[PodManager]:
-    """A manager whose API server gives one recorded answer, and notes what it is asked."""
+def answers(
+    answer: dict[str, Any] | str,
+    requests: list[str] | None = None,
+    others: dict[str, dict[str, Any]] | None = None,
+    seconds: float = 0.0,
+) -> Iterator[PodManager]:
+    """A manager whose API server gives one recorded answer, and notes what it is asked.
+
+    :param others: other answers, by request.
+    :param seconds: how long each takes.
+    """
     from kubernetes.client import Configuration
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = f"{self.command} {self.path.partition('?')[0].rpartition('/')[2]}"
             if requests is not None:
-                requests.append(f"{self.command} {self.path.partition('?')[0].rpartition('/')[2]}")
-            body = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-            self.send_response(404 if isinstance(answer, str) else answer["code"])
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+                requests.append(request)
+            time.sleep(seconds)
+            found = (others or {}).get(request, answer)
+            body = (found if isinstance(found, str) else json.dumps(found)).encode()
+            with suppress(ConnectionError):  # the client may have stopped waiting
+                self.send_response(404 if isinstance(found, str) else found["code"])
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
         do_POST = do_DELETE = do_GET
 
@@ -349,24 +365,97 @@ def test_answers_that_count_as_success() -> None:
         pods.find_job("1")
 
 
+def test_a_pod_that_webhooks_admit_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nobody waited for the answer, the pod would be created, and nobody would know."""
+    monkeypatch.setattr("airflow_provider_cdc.spark.kubernetes_pods._TIMEOUT", 0.2)
+    with answers({**EXISTS, "code": 409}, seconds=1) as pods:
+        pods.create({})
+        with pytest.raises(TransientError, match="does not answer"):
+            pods.find_job("1")
+
+
+def test_a_pod_that_is_gone_when_a_command_is_to_run_in_it() -> None:
+    """It was evicted a moment ago, which is no fault of its template: the next look sees that."""
+    for answer in (
+        MISSING,
+        {**MISSING, "code": 400, "message": "container main is not running", "reason": "BadRequest"},
+    ):
+        with answers(answer) as pods, pytest.raises(TransientError, match=rf"run a command.* .{answer['code']}"):
+            pods.hand_over(Pod("n", "p", "main", "Running"), ["cat"], "a line\n")
+
+
+def api_pod(name: str, phase: str, age: timedelta, **status: Any) -> dict[str, Any]:
+    """A pod as the API server answers, of a driver that may take five minutes to end."""
+    created = (datetime.now(UTC) - age).isoformat().replace("+00:00", "Z")
+    metadata = {
+        "name": f"airflow-cdc-{name}",
+        "namespace": "n",
+        "creationTimestamp": created,
+        "annotations": {"airflow-cdc/container": "main"},
+    }
+    spec = {"containers": [], "terminationGracePeriodSeconds": 300}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase, **status}, "code": 200}
+
+
+def test_a_pod_that_has_failed_stays() -> None:
+    """Its log says why the stream was lost: that task, and the one that starts the next driver, leave it."""
+    log, minute = "kubectl -n n logs airflow-cdc-1 -c main", timedelta(minutes=1)
+    for pod, deleted in (
+        (api_pod("1", "Failed", minute), []),
+        (api_pod("1", "Running", minute), ["DELETE airflow-cdc-1"]),
+        (MISSING, []),
+    ):
+        requests: list[str] = []
+        with answers(pod, requests) as pods:
+            assert pods.kill_by_log(log)
+        assert requests == ["GET airflow-cdc-1", *deleted]
+
+
+def test_pods_that_cannot_be_deleted() -> None:
+    """No new driver fails because an old pod stays, or because there is no list of them."""
+    items = [api_pod(name, "Failed", timedelta(days=1)) for name in ("1", "2", "3")]
+    pods_found = {"kind": "PodList", "code": 200, "items": items}
+    refused = {**CONFLICT, "code": 403, "message": "a policy keeps it", "reason": "Forbidden"}
+    requests: list[str] = []
+    with answers(pods_found, requests, {"DELETE airflow-cdc-1": refused, "DELETE airflow-cdc-2": MISSING}) as pods:
+        (error,) = pods.delete_finished("p", {}.get)
+    assert "did not delete pod n/airflow-cdc-1: a policy keeps it (403)" in str(error)
+    assert requests == ["GET pods", *(f"DELETE airflow-cdc-{name}" for name in "123")]
+    with answers(refused) as pods:
+        (error,) = pods.delete_finished("p", {}.get)
+    assert "did not list the pods of drivers" in str(error)
+
+
 def test_pods_that_nobody_waits_for() -> None:
-    """A pod that has not begun is deleted if its row has ended, or is gone long enough to be gone everywhere."""
-    now = datetime.now(UTC)
+    """A pod that has not begun is deleted if its row has ended, or is gone long enough to be gone everywhere.
 
-    def pod(name: str, phase: str, age: timedelta) -> dict[str, Any]:
-        created = (now - age).isoformat().replace("+00:00", "Z")
-        metadata = {"name": f"airflow-cdc-{name}", "namespace": "n", "creationTimestamp": created}
-        return {"metadata": metadata, "spec": {"containers": []}, "status": {"phase": phase}}
-
-    hour, month = timedelta(hours=1), timedelta(days=30)
+    One that runs is deleted if its row has ended and it cannot begin, or had the time to end.
+    """
+    hour, month, now, pod = timedelta(hours=1), timedelta(days=30), datetime.now(UTC), api_pod
     items = [pod("ended", "Pending", hour), pod("wanted", "Pending", month), pod("works", "Running", month)]
     items += [pod("unknown", "Pending", hour), pod("forgotten", "Pending", month)]
     rows = {name: DriverRow(state=state) for name, state in (("ended", "ended"), ("wanted", "submitted"))}
-    rows["works"] = DriverRow(state="ended")  # it notices that itself, and ends at a transaction boundary
+    # It notices that itself, and ends at a transaction boundary.
+    rows["works"] = DriverRow(state="ended", handle="n/works", heartbeat_at=now - timedelta(minutes=2))
+    items += [
+        pod("hangs", "Running", month),
+        pod("late", "Running", hour),
+        pod("failed", "Running", hour, **ended(now)),
+    ]
+    rows["hangs"] = DriverRow(state="ended", handle="n/hangs", heartbeat_at=now - hour)
+    rows["late"] = DriverRow(state="ended", heartbeat_at=now)  # it was created when its task had given up
+    rows["failed"] = rows["hangs"]  # only what is beside the driver still runs
     requests: list[str] = []
     with answers({"kind": "PodList", "code": 200, "items": items}, requests) as pods:
-        pods.delete_finished("p", rows.get)
-    assert requests == ["GET pods", "DELETE airflow-cdc-ended", "DELETE airflow-cdc-forgotten"]
+        assert pods.delete_finished("p", rows.get) == []
+    deleted = [request.removeprefix("DELETE airflow-cdc-") for request in requests[1:]]
+    assert deleted == ["ended", "forgotten", "hangs", "late"]
+
+
+def ended(at: datetime) -> dict[str, Any]:
+    terminated = {"exitCode": 1, "finishedAt": at.isoformat()}
+    status = {"name": "main", "state": {"terminated": terminated}, "image": "", "imageID": "", "ready": False}
+    return {"containerStatuses": [{**status, "restartCount": 0}]}
 
 
 def pod_status(state: dict[str, Any] | None, phase: str = "Pending", **status: Any) -> Any:
@@ -390,6 +479,7 @@ def test_what_a_pod_says() -> None:
         {"terminated": {"reason": "OOMKilled", "exit_code": 137, "finished_at": datetime.now(UTC)}}, "Running"
     )
     assert killed.is_over and killed.is_active and not killed.is_running and "OOMKilled: exit code 137" in str(killed)
+    assert str(killed).endswith("or, if it has none there, spark.driver.memoryOverhead")
     evicted = pod_status(None, "Failed", reason="Evicted", message="low on memory")
     assert evicted.is_over and not evicted.is_active and "Evicted: low on memory" in str(evicted)
     metadata = {"namespace": "n", "name": "p", "annotations": None, "deletion_timestamp": datetime.now(UTC)}
@@ -409,17 +499,25 @@ def test_what_a_pod_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", ["ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"]
+    ("reason", "kind"),
+    [
+        ("ErrImagePull", TransientError),  # its registry may be away for longer than that
+        ("ImagePullBackOff", TransientError),
+        ("RegistryUnavailable", TransientError),
+        ("InvalidImageName", NotReadyError),
+        ("ErrImageNeverPull", NotReadyError),
+        ("CreateContainerConfigError", NotReadyError),
+    ],
 )
-def test_a_pod_that_cannot_start(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_cannot_start(reason: str, kind: type[CdcError], monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no log to look at: the error says why, and what to change, when there was time for another attempt."""
     pod = pod_status({"waiting": {"reason": reason, "message": 'secret "ca" not found'}})
     driver = PodDriver(cast("Any", None), cast("Any", None), "1")
-    driver._end_if_blocked(pod)
+    assert driver._find_blockage(pod) is None
     assert pod.is_blocked and not pod.is_over
     monkeypatch.setattr("airflow_provider_cdc.driver.launchers.kubernetes._BLOCKED_SECONDS", 0.0)
-    with pytest.raises(NotReadyError, match=rf'{reason}: secret "ca" not found.*Secrets and ConfigMaps'):
-        driver._end_if_blocked(pod)
+    error = driver._find_blockage(pod)
+    assert type(error) is kind and f'{reason}: secret "ca" not found. Check the image' in str(error)
 
 
 def test_a_request_that_comes_in_parts(tmp_path: Path) -> None:

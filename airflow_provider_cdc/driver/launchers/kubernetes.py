@@ -6,15 +6,18 @@ in the pod's specification, in an environment or in a file.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.config.spark_conf import KubernetesCluster
 from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver, ClusterLauncher
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError
-from airflow_provider_cdc.spark.kubernetes_pods import Pod, PodManager
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.observe.log_lines import LOGGER_NAME
+from airflow_provider_cdc.spark.kubernetes_pods import PodManager
 from airflow_provider_cdc.spark.pod_spec import hand_over_command, make_pod, namespace_of, pipeline_label
+from airflow_provider_cdc.spark.pod_status import Pod
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 _HAND_OVER_SECONDS = 5.0
 #: Seconds for a container that cannot be created: a registry may be away for a moment, and a Secret come later.
 _BLOCKED_SECONDS = 120.0
+_BLOCKED_REMEDY = (
+    "Check the image (spark.kubernetes.container.image, or the pod template) and how it is pulled, and the Secrets and "
+    "ConfigMaps that the pod template names"
+)
 
 
 def pod_manager(context: RunContext, cluster: KubernetesCluster) -> PodManager:
@@ -69,9 +76,9 @@ class PodDriver(ClusterDriver):
             return
         try:
             pod = self._pods.find_job(self._driver)
-            if pod is not None:
-                self._end_if_blocked(pod)
             if pod is None or not pod.is_running:
+                if pod is not None and (blockage := self._find_blockage(pod)) is not None:
+                    self._end(blockage)
                 return
             self._handed_over_at = time.monotonic()
             self._pods.hand_over(pod, self._command, secret.to_bytes().decode() + "\n")
@@ -82,19 +89,17 @@ class PodDriver(ClusterDriver):
         except CdcError as error:
             self._manager_says = str(error)
 
-    def _end_if_blocked(self, pod: Pod) -> None:
-        """End a driver whose container cannot be created, when there was time for another attempt."""
+    def _find_blockage(self, pod: Pod) -> CdcError | None:
+        """Return why a driver's container cannot be created, when there was time for another attempt."""
         now = time.monotonic()
         if not pod.is_blocked:
             self._blocked_since = None
         elif self._blocked_since is None:
             self._blocked_since = now
         elif now - self._blocked_since > _BLOCKED_SECONDS:
-            raise NotReadyError(
-                f"the Spark driver cannot start: {pod}",
-                "Check the image (spark.kubernetes.container.image, or the pod template) and how it is pulled, and the "
-                "Secrets and ConfigMaps that the pod template names",
-            )
+            error_class = TransientError if pod.lacks_image else NotReadyError
+            return error_class(f"the Spark driver cannot start: {pod}", _BLOCKED_REMEDY)
+        return None
 
 
 class KubernetesLauncher(ClusterLauncher):
@@ -113,6 +118,7 @@ class KubernetesLauncher(ClusterLauncher):
 
     def _submit(self, store: StateDatabase, secret: DriverSecret, what: str) -> ClusterDriver:
         pipeline, conf = self._context.pipeline.name, self._context.spark_config[1]
-        self._pods.delete_finished(pipeline_label(pipeline), store.driver)
+        for error in self._pods.delete_finished(pipeline_label(pipeline), store.driver):
+            logging.getLogger(LOGGER_NAME).warning("pods of drivers that have ended are left over: %s", error)
         self._pods.create(make_pod(pipeline, secret.driver, what, conf))
         return PodDriver(store, self._pods, secret.driver, secret, hand_over_command(conf))
