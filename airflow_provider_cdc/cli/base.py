@@ -113,14 +113,13 @@ def open_for_run(
     :param allow_stream: whether a stream may be running.
     :param for_stream: whether the session is for a stream.
     """
-    from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED
-    from airflow_provider_cdc.model.errors import NotReadyError
+    from airflow_provider_cdc.config.spark_conf import cluster_mode_refused
     from airflow_provider_cdc.preflight.run import require_preflight
     from airflow_provider_cdc.spark.session import stop_session
 
     with open_context(path) as context:
         if context.cluster is not None:
-            raise NotReadyError(*CLUSTER_MODE_REFUSED)
+            raise cluster_mode_refused(str(click.get_current_context().info_name))
         if for_stream:
             context.require_stream_master()
         for result in require_preflight(context, for_stream=for_stream):

@@ -63,10 +63,10 @@ def pause(path: str, by: str | None) -> None:
 
 @cli.command()
 @file_option
-@click.option("--table", help="Suspended table to resume, as database.table (default: the paused stream).")
+@click.option("--table", help="Table to re-snapshot, as database.table (default: resume the paused stream).")
 @BY_OPTION
 def resume(path: str, table: str | None, by: str | None) -> None:
-    """Resume the paused stream, or (--table) re-snapshot and resume a suspended table."""
+    """Resume the paused stream, or (--table) let the stream re-snapshot a table; a suspended one rejoins."""
     from airflow_provider_cdc.stream.control import request_and_wait
 
     with open_for_request(path, by) as (context, store, name):

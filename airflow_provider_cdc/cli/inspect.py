@@ -105,11 +105,14 @@ def plan(path: str, as_json: bool) -> None:
 def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: Any) -> None:
     """Compare source and sink. Exits with 1 if they differ, and with 4 if only some tables cannot be compared now."""
     from airflow_provider_cdc.config.selection import TableSelection
+    from airflow_provider_cdc.config.spark_conf import cluster_mode_refused
     from airflow_provider_cdc.driver.phases import run_verification
     from airflow_provider_cdc.verify.report import check_equal, describe_equal, repair_hint
 
     selection = TableSelection.from_options(**chosen, today=datetime.now(UTC).toordinal())
     with open_context(path, quiet=as_json) as context:
+        if context.cluster is not None and not context.runs_jobs_locally:
+            raise cluster_mode_refused("verify")
         verdicts = run_verification(context, show_values=show_values, selection=selection, repair=repair)
         if as_json:
             click.echo(json.dumps([v.to_json(show_values=show_values) for v in verdicts], indent=2))

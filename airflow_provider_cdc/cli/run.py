@@ -109,7 +109,7 @@ def forget(path: str, tables: bool, yes: bool) -> None:
             if not yes:
                 raise NotReadyError("nothing was deleted", "Run this again with --yes to delete")
             delete_pipeline(context, store, data, delete_tables=tables)
-        click.echo(f"{context.pipeline.name} is forgotten")
+        click.echo(f"{context.pipeline.name} was removed")
 
 
 def _run_snapshot(context: RunContext, store: StateDatabase, spark: SparkSession) -> None:

@@ -179,11 +179,26 @@ def parse_deploy_mode(what: str, master: str, extra: Mapping[str, Any]) -> YarnC
     return YarnCluster(url)
 
 
-#: Why commands refuse a connection with cluster mode, and what to do.
-CLUSTER_MODE_REFUSED = (
-    "the Spark connection has deploy-mode cluster, and commands run Spark themselves",
-    "Run the DAG in Airflow, or use a pipeline whose connection has deploy-mode client",
-)
+#: Of each command that starts Spark, what does the same work in a cluster. docs/cli.md has the same list.
+CLUSTER_SUBSTITUTES = {
+    "snapshot": "Run the DAG: its task snapshot reads the chunk groups",
+    "stream": "Run the DAG: its task stream starts the stream",
+    "run": "Run the DAG, which has all phases",
+    "resnapshot": "Use CdcResnapshotOperator, or Re-snapshot on the page; or airflow-cdc resume --table TABLE, which "
+    "asks the stream to re-snapshot the whole table",
+    "verify": "Use CdcVerifyOperator, or Verify now on the page",
+    "maintain": "Use CdcMaintainOperator",
+}
+
+
+def cluster_mode_refused(command: str) -> NotReadyError:
+    """Make the error of a command that would start Spark, while the connection runs drivers in a cluster."""
+    return NotReadyError(
+        f"the Spark connection has deploy-mode cluster, and airflow-cdc {command} runs Spark on this host",
+        f"{CLUSTER_SUBSTITUTES[command]}; or use a pipeline whose connection has deploy-mode client",
+    )
+
+
 _USE_CLIENT = "Set deploy-mode to client: the driver then runs on the host of the task"
 
 
@@ -291,14 +306,14 @@ CONNECT_TYPE = "spark_connect"
 _DEFAULT_PORT = 15002
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]")
 _TLS_REMEDY = (
-    "Set the extra use_ssl to true. The server itself has no TLS: put a proxy in front of it that does "
-    "(docs/deployment.md)"
+    "Set the extra use_ssl to true. The server itself has no TLS: put a proxy in front of it that does, such as "
+    "Envoy or nginx, with HTTP/2 to the server"
 )
 
 #: Why a stream cannot run on such a server, and what to do.
 STREAM_REFUSED = (
-    "the stream cannot run on a Spark Connect server: its batches are applied in the process that holds the key index "
-    "and the fence, and a server would move that into a separate worker process",
+    "the stream cannot run on a Spark Connect server: its batches are applied in one process, "
+    "which must end before the next stream begins, and a server would move it into a worker that may outlive that",
     "Set spark.master as well, such as local[2]: the stream then runs there, and all other jobs on the server",
 )
 

@@ -22,7 +22,7 @@ _URL_ESCAPED = re.compile(r"[^\x21-\x7e]|[%\\\"#<>?`{}]")
 
 #: Remedy for such characters.
 URL_READERS_REMEDY = (
-    "Polars and Daft do not find the files of such a table (docs/readers.md). If you need them, use "
+    "Polars and Daft do not find the files of such a table. If you need them, use "
     "another folder name, by sink.path or sink.table_path"
 )
 

@@ -49,7 +49,7 @@ def run_cluster_driver(secret: DriverSecret, address: str | None, parent: int | 
         sealed = _take(store, secret.driver, address)
         if sealed is None:
             logging.getLogger(LOGGER_NAME).warning(
-                "driver %s is not wanted: its task has given up, or it has begun elsewhere", secret.driver
+                "driver %s ends: its task no longer waits for it, or it has begun elsewhere", secret.driver
             )
             return 0
         if parent is None:  # the first process of a container ignores SIGTERM unless it has a handler

@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.config.spark_conf import CLUSTER_MODE_REFUSED, YarnCluster
-from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.config.spark_conf import YarnCluster, cluster_mode_refused
 from airflow_provider_cdc.runtime.run_context import RunContext
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[Spar
             return open_connect_session(context.connect, context.reporter.line), None
         context.require_stream_master()
     if context.cluster is not None and not runs_in_cluster():
-        raise NotReadyError(*CLUSTER_MODE_REFUSED)
+        raise cluster_mode_refused("maintain")  # the other commands refuse before they begin
     if isinstance(context.cluster, YarnCluster):
         spark = open_cluster_session(require_encryption=True)
         # Spark's own page is behind the ResourceManager.

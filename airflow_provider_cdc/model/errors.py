@@ -109,7 +109,9 @@ class TerminalError(CdcError):
         :param place: position in the binlog, ``file:position``.
         :param first: what must be done before the re-snapshot, if anything: a sentence without its full stop.
         """
-        then = f"airflow-cdc resnapshot --table {table} (needs stream.on_table_error: suspend)"
+        then = (
+            f"airflow-cdc resnapshot --table {table}, or CdcResnapshotOperator (needs stream.on_table_error: suspend)"
+        )
         remedy = f"{first}, then re-snapshot the table: {then}" if first else f"Re-snapshot the table: {then}"
         return cls(message, remedy, table=table, place=place, first=first or None, **facts)
 

@@ -77,7 +77,7 @@ def binlog_value_error(
     if column is not None and not shows_values(table, column.name):
         description = _WITHOUT_VALUE[reason]
     return UnfitError.for_table(
-        f"{description} in {name} of {table.label}, at {place}{', cannot be carried' if reason == 'date' else ''}",
+        f"{description} in {name} of {table.label}, at {place}{', cannot be copied' if reason == 'date' else ''}",
         table.label,
         place=place,
         first=_BINLOG_REMEDIES[reason],
@@ -90,7 +90,7 @@ def select_value_error(table: TableSchema, column: Column, error: UnsupportedVal
     """Make the error for a value read by a SELECT."""
     description = error.description if shows_values(table, column.name) else _WITHOUT_VALUE[error.reason]
     return UnfitError(
-        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {description}",
+        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be copied: {description}",
         _SELECT_REMEDIES[error.reason],
         table=table.label,
         column=column.name,

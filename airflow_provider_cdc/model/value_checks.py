@@ -80,4 +80,4 @@ def check_keys(prefix: str, value: Mapping[Any, Any], section: type[Any]) -> Non
     for key, spec in known.items():
         required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if required and value.get(key) is None and (prefix or key == "name"):
-            raise NotReadyError(f"{prefix}{key} is missing", "It has no default; docs/pipeline.md describes every key")
+            raise NotReadyError(f"{prefix}{key} is missing", "Set it: it has no default")

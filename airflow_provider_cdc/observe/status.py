@@ -215,7 +215,7 @@ def _stream_json(context: RunContext, store: StateDatabase, stream: EpochRow, is
         "state": stream.state if is_running or stream.state != "running" else "lost",
         "supervised_seconds_ago": _seconds_since(stream.supervised_at),
         "progress_seconds_ago": _seconds_since(stream.progress_at),
-        "log_tail": tail_driver_log(stream.log, LOG_LINES),
+        "log_tail": tail_driver_log(stream.log, LOG_LINES) or _last_reported_line(store, stream),
         "batches": totals.batches,
         "changes": totals.changes,
         "index_bytes_per_table": context.pipeline.sink.index_bytes,
@@ -224,6 +224,12 @@ def _stream_json(context: RunContext, store: StateDatabase, stream: EpochRow, is
         "lag_p50_seconds": _weighted_percentile(recent, "lag_p50_ms", 0.5),
         "lag_p95_seconds": _weighted_percentile(recent, "lag_p95_ms", 0.95),
     }
+
+
+def _last_reported_line(store: StateDatabase, stream: EpochRow) -> list[str]:
+    """Return what the stream's driver last wrote to its log, if it runs in a cluster: the log of a pod is no file."""
+    drivers = (row for row in store.live_drivers(stream.pipeline) if stream.log and row.log == stream.log)
+    return [row.last_line for row in drivers if row.last_line]
 
 
 def _find_run(context: RunContext, store: StateDatabase) -> tuple[EpochRow | None, bool]:

@@ -39,7 +39,7 @@ def check_server(context: RunContext, connection: Connection[Any]) -> Iterator[C
         yield CheckResult(
             "warning",
             f"server {address} is {product.name} {version}{at_service}: not tested with this version",
-            "It is read as documented (docs/versions.md). `airflow-cdc verify` proves the copy",
+            "It is read as its documentation says. `airflow-cdc verify` proves the copy",
         )
 
     def change(setting: str) -> str:

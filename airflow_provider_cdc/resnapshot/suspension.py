@@ -205,8 +205,10 @@ def suspension_remedy(plan: Plan, suspension: Suspension) -> str:
     if suspension.kind == REQUESTED:
         return f"To resume it: airflow-cdc resume --table {label}"
     if suspension.first:
-        return f"{suspension.first}, then re-snapshot it: airflow-cdc resnapshot --table {label}"
-    return f"Re-snapshot it: airflow-cdc resnapshot --table {label}"
+        # Not resume: a stream that runs would read it with the settings that it began with.
+        how = f"airflow-cdc resnapshot --table {label}, or CdcResnapshotOperator"
+        return f"{suspension.first}, then re-snapshot it: {how}"
+    return f"Re-snapshot it: airflow-cdc resume --table {label}"
 
 
 def list_suspensions(context: RunContext, plan: Plan) -> list[Suspension]:

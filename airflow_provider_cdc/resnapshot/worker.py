@@ -176,7 +176,7 @@ class ResnapshotWorker(BackgroundLoop):
         if index in self._given_up:
             self._context.warn(message)
         else:
-            remedy = f"Re-snapshot it: airflow-cdc resnapshot --table {label}"
+            remedy = f"Re-snapshot it: airflow-cdc resume --table {label}"
             self._context.report_event(self._store, "reread_given_up", message, table=label, remedy=remedy)
         with self._lock:
             self._given_up.add(index)

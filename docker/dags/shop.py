@@ -1,4 +1,4 @@
-"""The database shop, kept in step by a stream: Spark on the cluster, bookkeeping in PostgreSQL."""
+"""The database shop, kept in step by a stream: Spark on the cluster, the state database in PostgreSQL."""
 
 from datetime import timedelta
 

@@ -24,7 +24,7 @@ def suspended(server: MySQLServer, cli: Cli, says: str, table: str = "keyed") ->
     with pytest.raises(TableSuspendedError, match=says) as stopped:
         cli.catch_up()
     assert (stopped.value.table, stopped.value.suspended) == (f"d.{table}", 1)
-    assert "fresh sink" not in str(stopped.value) and f"resnapshot --table d.{table}" in stopped.value.remedy
+    assert "fresh sink" not in str(stopped.value) and f"--table d.{table}" in stopped.value.remedy
     equal(server, cli, *(one for one in TABLES if one != table))
     return stopped.value
 

@@ -62,7 +62,7 @@ def test_the_state_goes_and_the_copies_stay(mysql_server: MySQLServer, cli: Cli,
     other.env.update(cli.env)
     filled_before = [DeltaTable(str(cli.sink / "d" / table)).version() for table in TABLES]
     other.snapshot()
-    assert cli.call("forget", "--yes").out.endswith("p is forgotten\n")
+    assert cli.call("forget", "--yes").out.endswith("p was removed\n")
     assert not (cli.sink / "_cdc/p").exists() and not (cli.sink / "_cdc_progress/p").exists()
     assert not compare_database(mysql_server, "d", cli.sink, TABLES)
     assert [DeltaTable(str(cli.sink / "d" / table)).version() for table in TABLES] == filled_before

@@ -70,7 +70,7 @@ def test_how_tables_stand(server: MySQLServer, database: str, tmp_path: Path) ->
     keyed = found["keyed"]
     assert (keyed.state, keyed.kind) == ("suspended", "NotFollowedError")
     assert keyed.reason and "ORDER is not followed" in keyed.reason
-    assert keyed.remedy == "Re-snapshot it: airflow-cdc resnapshot --table d.keyed"
+    assert keyed.remedy == "Re-snapshot it: airflow-cdc resume --table d.keyed"
     assert (found["quiet"].state, found["quiet"].inserts) == ("stopped", 1)
     with cli.opened() as (_, store):
         (event,) = store.last_events("p", 1, ["table_suspended"])

@@ -314,6 +314,25 @@ def test_a_copy_that_cannot_be_read(tmp_path: Path, mysql_server: MySQLServer, d
     assert f"    {database}.b: copied, 1/1 chunks" in shown.out and f"; {b['error']}" in shown.out
 
 
+def test_the_end_of_the_log_of_a_pod(tmp_path: Path, mysql_server: MySQLServer, database: str) -> None:
+    """No file has it, and the command that shows it needs rights: what the driver has last told stands in for it."""
+    mysql_server.execute(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
+    cli = Cli(tmp_path, mysql_server, f"{database}.t", name=database)
+    cli.snapshot()
+    log = "kubectl -n airflow logs airflow-cdc-2 -c driver"
+    with cli.opened() as (_, store):
+        for driver, address in (("1", f"{log}-other"), ("2", log)):
+            store.create_driver(driver, database, what="stream", requester="a.b", sealed="")
+            store.record_submission(driver, handle=driver, log=address)
+            store.take_driver(driver, address)
+            store.record_driver_heartbeat(driver, f"the last line of {driver}")
+        store.begin_epoch(database, 0, "node", 1, 1.0, details={"log": log})
+        found = cli.reported_status()["stream"]
+        assert (found["log"], found["log_tail"]) == (log, ["the last line of 2"])
+        store.end_driver("2", {"outcome": {}})
+        assert cli.reported_status()["stream"]["log_tail"] == []
+
+
 def test_rules_are_shown(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:
     """Policies by the names of the copy's columns, and the condition; nothing for a table that has neither."""
     mysql_server.session(

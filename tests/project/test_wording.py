@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -23,8 +24,14 @@ REFUSED = {
     r"(?:is|are) of concern": "matters",
     r"the very same": "the same",
     r"has to do with": "concerns",
+    r"be carried(?! out)": "be copied",
+    r"is forgotten": "was removed",
 }
 PATTERN = re.compile("|".join(rf"(?P<p{i}>\b(?:{phrase})\b)" for i, phrase in enumerate(REFUSED)), re.IGNORECASE)
+
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+#: A page of the documentation, as the end of a message. The wheel has no docs.
+DOCS = re.compile(r"\bdocs/\w")
 
 
 @pytest.mark.parametrize(
@@ -37,4 +44,20 @@ def test_words(room: str) -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         for match in PATTERN.finditer(line)
     ]
+    assert found == []
+
+
+def test_messages_name_no_file_that_users_do_not_have() -> None:
+    """Docstrings and comments may: they are for those who have the repository."""
+    found = []
+    for path in sorted(Path(ROOT, "airflow_provider_cdc").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | FUNCTION)]
+        docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+            if DOCS.search(node.value)
+        ]
     assert found == []

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError
+from airflow_provider_cdc.model.plan_history import Suspension
 from airflow_provider_cdc.mysql.chunks import keyless, planner
 from airflow_provider_cdc.mysql.client import session
 from airflow_provider_cdc.resnapshot import read as resnapshot
 from airflow_provider_cdc.resnapshot import worker as rereading
+from airflow_provider_cdc.resnapshot.suspension import suspension_remedy
 from airflow_provider_cdc.stream.run import begin_epoch
 from airflow_provider_cdc.verify.run import verify_tables
 from tests.support.cli import Cli
@@ -293,3 +296,16 @@ def test_who_reads_it_again(
         run_epoch_in_process(epoch)
     equal(server, cli, *TABLES)
     assert len(by_tasks) == (not small)
+
+
+def test_remedies_work_wherever_the_driver_runs(server: MySQLServer, database: str, tmp_path: Path) -> None:
+    """The stream can do it, unless a setting has to be changed first: it has those that it began with."""
+    cli = suspending_copy(server, tmp_path)
+    with cli.opened() as (context, store):
+        plan = context.plans.ensure(store)
+    index = next(i for i, table in enumerate(plan.tables) if table.name == "keyed")
+    plain = Suspension(index, 0, 1, "binlog.000001:4", "", "TerminalError", "it broke", "")
+    assert suspension_remedy(plan, plain) == "Re-snapshot it: airflow-cdc resume --table d.keyed"
+    changed = suspension_remedy(plan, structs.replace(plain, first="Set source.zero_dates: null"))
+    assert changed.startswith("Set source.zero_dates: null, then re-snapshot it: ")
+    assert "airflow-cdc resnapshot --table d.keyed" in changed and "CdcResnapshotOperator" in changed

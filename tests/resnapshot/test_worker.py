@@ -91,7 +91,7 @@ def test_what_fails_again_and_again_is_left_to_people(
     assert len(tried) == 3
     (told,) = events(cli, "reread_given_up")
     assert told.table == "d.keyed" and "failed 3 times in a row" in told.detail and "server is away" in told.detail
-    assert told.remedy == "Re-snapshot it: airflow-cdc resnapshot --table d.keyed"
+    assert told.remedy == "Re-snapshot it: airflow-cdc resume --table d.keyed"
     assert any(told.detail in line for line in lines)
     assert [found.table for found in verify_tables(cli.context) if not found.is_equal] == ["d.keyed"]
     monkeypatch.undo()

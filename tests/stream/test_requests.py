@@ -168,7 +168,7 @@ def test_what_is_refused(server: MySQLServer, cli: Cli, books: StateDatabase) ->
         [
             ("copies no table d.other", "It copies d.keyed, d.plain"),
             ("copies no table d.other", "It copies"),
-            ("d.plain is suspended already", "Re-snapshot it: airflow-cdc resnapshot --table d.plain"),
+            ("d.plain is suspended already", "Re-snapshot it: airflow-cdc resume --table d.plain"),
             ("the condition on the key of d.keyed", "Write it as a range of the key (id)"),
             ("the condition on the key of d.keyed", "Write it as a range of the key (id)"),
             ("d.plain is suspended", "Re-snapshot the whole table"),

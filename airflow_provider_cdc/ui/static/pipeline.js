@@ -108,7 +108,7 @@ export function pipeline(book, name, rest) {
   function links(p) {
     const s = p.stream, task = s?.supervisor?.dag_id && taskLink(s.supervisor);
     return h("p", { class: "sub" },
-      [p.source?.label && h("span", { class: "source" }, prose(p.source.label)), ...p.dags.map(dagLink), task, s && sparkLink(s.ui), h("span", null, "bookkeeping: ", prose(p.where))].filter(Boolean).map((one) => h("span", { class: "bit" }, one)));
+      [p.source?.label && h("span", { class: "source" }, prose(p.source.label)), ...p.dags.map(dagLink), task, s && sparkLink(s.ui), h("span", null, "state database: ", prose(p.where))].filter(Boolean).map((one) => h("span", { class: "bit" }, one)));
   }
 
   const crumbs = (...more) => h("nav", { class: "crumbs", "aria-label": "Path" }, !isFramed() && [airflow("", "Airflow"), " / "], h("a", { href: "#/" }, "All pipelines"), more);
