@@ -42,6 +42,11 @@ def test_lock_has_every_dependency_with_hashes_and_no_address() -> None:
     assert "--find-links" not in LOCK
 
 
+def test_the_table_of_extras_has_each_one() -> None:
+    section = (ROOT / "docs" / "requirements.md").read_text().partition("\n## Extras\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \| \w.* \|$", section, re.M)) == sorted(EXTRAS)
+
+
 def test_what_is_known_closely_is_bounded() -> None:
     """Of these packages more is used than they promise: an older one was seen to fail, a newer one nobody has seen."""
     wanted = {Requirement(text).name: Requirement(text).specifier for text in PROJECT["dependencies"]}

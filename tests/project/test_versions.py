@@ -24,7 +24,7 @@ DOCUMENT = (ROOT / "docs" / "versions.md").read_text()
 #: By the first word of a line: supported, tried, not tried.
 TABLE = {
     cells[0].split()[0]: cells[1:]
-    for line in DOCUMENT.splitlines()
+    for line in DOCUMENT.partition("\n### ")[0].splitlines()
     if line.startswith("| ") and len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 4 and cells[0]
 }
 
@@ -53,6 +53,18 @@ def test_what_was_tried() -> None:
     tried = {text.rpartition(".")[0] for text in numbers(TABLE["Python"][1])}  # named with their patch versions
     assert tried == {*PYTHONS.values()} and not tried & {*numbers(TABLE["Python"][2])}
     assert PYTHONS.keys() == VERSIONS.keys() and f"{sys.version_info[0]}.{sys.version_info[1]}" in tried
+
+
+def test_what_ran_with_each_pair() -> None:
+    """The environments of ``make test-versions``, and that of the whole suite, each with its own row."""
+    section = DOCUMENT.partition("### What ran with each\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    found = {(cells[0], numbers(cells[1])[0]) for cells in rows[1:]}
+    pairs = {(of["apache-airflow"], of["pyspark"]) for of in VERSIONS.values()}
+    pairs.add((lock("apache-airflow"), lock("pyspark")))
+    assert found == pairs
+    named = {cells[2] for cells in rows[1:]}
+    assert {".".join(python.split(".")[:2]) for python in named} == {*PYTHONS.values()}
 
 
 def lock(package: str) -> str:
