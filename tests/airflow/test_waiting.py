@@ -262,6 +262,20 @@ def test_a_stop_while_a_stream_is_restarted(cli: Cli, monkeypatch: pytest.Monkey
     assert started == [None]
 
 
+@pytest.mark.parametrize(("retries", "is_cleared"), [(0, True), (1, False)])
+def test_a_stop_between_two_tries(cli: Cli, monkeypatch: pytest.MonkeyPatch, retries: int, is_cleared: bool) -> None:
+    """It holds for a retry, and not for a task that a user has cleared."""
+    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value, retries=retries)
+    second: Any = {"ti": SimpleNamespace(**vars(TI) | {"try_number": 2, "max_tries": 1})}
+    monkeypatch.setattr(operator, "_start_stream", lambda *_: pytest.fail("started"))
+    with cli.opened() as (_, store):
+        epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0, details={"supervisor": task_label(CONTEXT)})
+        store.end_epoch("p", epoch, "failed", "the source is away", "TransientError")
+        assert not store.stop_stream("p", "a user")
+    with pytest.raises(pytest.fail.Exception) if is_cleared else nullcontext():
+        assert operator.execute(second)["epoch"] == epoch
+
+
 def test_a_stop_while_a_driver_starts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its epoch may have begun since, because the request came before that."""
     driver = SimpleNamespace(

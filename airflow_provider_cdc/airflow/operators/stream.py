@@ -374,7 +374,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         while not self._killed:
             run, is_alive = run_context.liveness.check_once(store, run_context.pipeline.name)
             if run is None or is_alive is False:
-                last = run if self._has_supervised else None
+                last = run if self._has_supervised or self._is_retry(context, run) else None
                 if is_stopped_by_user(last):
                     raise StoppedByUser
                 new_run = self._start_stream(context, run_context, store, last)
@@ -410,9 +410,17 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
 
         The trigger of that try also asks the run to stop, but only if the trigger is still alive.
         """
+        return is_superseded_by(run.supervisor or "", task_label(context)) and self._is_first_try(context)
+
+    def _is_retry(self, context: Context, run: EpochRow | None) -> bool:
+        """Return whether an earlier try of the task supervised the run, and the task was not cleared since."""
+        supervisor = (run and run.supervisor) or ""
+        return is_superseded_by(supervisor, task_label(context)) and not self._is_first_try(context)
+
+    def _is_first_try(self, context: Context) -> bool:
+        """Return whether this is the first try of the task, or its first since it was cleared."""
         ti = context["ti"]
-        after_clear = ti.try_number == ti.max_tries - (self.retries or 0) + 1  # the SDK's own way to find the first try
-        return after_clear and is_superseded_by(run.supervisor or "", task_label(context))
+        return bool(ti.try_number == ti.max_tries - (self.retries or 0) + 1)  # the SDK's own way to find it
 
     def _take_supervision(self, context: Context, store: StateDatabase, run_context: RunContext, run: EpochRow) -> None:
         """Record that this task supervises a run, unless the task was marked or cleared in the meantime.
