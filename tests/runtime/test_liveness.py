@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import subprocess
 import sys
@@ -164,10 +165,9 @@ def test_it_is_alive_while_it_begins(opened: tuple[RunContext, StateDatabase], m
 
 def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -> None:
     """Each try of the task may be on a host with another clock, so the driver's own time is what counts."""
-    from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
-    from airflow_provider_cdc.airflow.operators.stream_epoch import RestartNeeded, decide_after_epoch
+    from airflow_provider_cdc.airflow.operators.stream_epoch import RestartNeeded, count_failure, decide_after_epoch
 
-    operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
+    log = logging.getLogger()
     run_context: Any = SimpleNamespace(pipeline=SimpleNamespace(name="p"), cluster=None)
     with contextlib.closing(StateDatabase.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register_pipeline("p", "server")
@@ -179,9 +179,9 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             beat(store, number, row.started_at - datetime.now(UTC) + timedelta(seconds=lived))
             event = {"epoch": number, "found": False, "verdict": "lost"}
             with pytest.raises(RestartNeeded) as found:
-                decide_after_epoch(run_context, store, event, operator.log)
+                decide_after_epoch(run_context, store, event, log)
             assert not found.value.made_progress
-            return operator._count_failure(restarts, found.value)
+            return count_failure(restarts, found.value, timedelta(days=1), log)
 
         restarts = RestartHistory()
         for lived in (9, 9, 9, 600, 1, 1, 1, 1):

@@ -32,6 +32,7 @@ from airflow_provider_cdc.airflow.operators.stream_epoch import (
     RestartNeeded,
     StoppedByUser,
     apply_changed_settings,
+    count_failure,
     decide_after_epoch,
     emit_catch_up_events,
     is_stopped_by_user,
@@ -44,12 +45,9 @@ from airflow_provider_cdc.model.errors import (
     NotReadyError,
     TerminalError,
     TransientError,
-    UnexpectedError,
     extract_error,
 )
 from airflow_provider_cdc.model.supervision import (
-    LOSS_WINDOW_SECONDS,
-    MAX_LOSSES,
     EpochWatch,
     RestartHistory,
     WatchOutcome,
@@ -247,7 +245,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                     failure = RestartNeeded(error, time.monotonic() - began, made_progress=False)
                 if self._killed:
                     raise failure.error
-                restarts = self._count_failure(restarts, failure)
+                restarts = count_failure(restarts, failure, self.restart_timeout, self.log)
                 self._wait_before_restart(restarts, failure.error, event, defers)
                 restarts = restarts.after_delay()
 
@@ -276,25 +274,6 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         if pod and self.deferrable is None:
             self.log.info("not deferring, because a KubernetesExecutor pod ends when its task defers")
         return not pod if self.deferrable is None else self.deferrable
-
-    def _count_failure(self, restarts: RestartHistory, failure: RestartNeeded) -> RestartHistory:
-        """Record one more failure.
-
-        :raises TransientError: if there were too many, which fails the task attempt.
-        """
-        error, driver_lost = failure.error, isinstance(failure.error, UnexpectedError)
-        restarts = restarts.with_failure(failure.ran_seconds, made_progress=failure.made_progress, lost=driver_lost)
-        if restarts.is_crash_looping:
-            raise TransientError(
-                f"the Spark driver was lost {MAX_LOSSES} times within {LOSS_WINDOW_SECONDS / 60:g} minutes of "
-                f"running; last error: {error.message}",
-                error.remedy,
-            )
-        if not driver_lost and restarts.seconds + restarts.delay > self.restart_timeout.total_seconds():
-            if self.restart_timeout:
-                self.log.warning("the stream has made no progress for %s (restart_timeout)", self.restart_timeout)
-            raise error
-        return restarts
 
     def _wait_before_restart(
         self, restarts: RestartHistory, error: TransientError, event: Mapping[str, Any] | None, defers: bool

@@ -7,13 +7,14 @@ has failed, or continues with the next epoch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.airflow.assets import CHANGES, emit_asset_events, is_partition_run
 from airflow_provider_cdc.airflow.operators.base import PipelineOperator, log_driver_tail, task_identity
 from airflow_provider_cdc.config.fingerprint import RELOADABLE_SETTINGS, changed_settings, settings_fingerprint
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError, UnexpectedError, make_error
-from airflow_provider_cdc.model.supervision import WatchOutcome
+from airflow_provider_cdc.model.supervision import LOSS_WINDOW_SECONDS, MAX_LOSSES, RestartHistory, WatchOutcome
 from airflow_provider_cdc.observe.asset_windows import is_window_empty, take_catch_up_windows
 
 if TYPE_CHECKING:
@@ -174,6 +175,30 @@ def decide_after_epoch(
         log.info("epoch %s, which was already running, has caught up; starting this task's own catch-up", epoch)
         return None
     return summarize(store, pipeline, epoch)
+
+
+def count_failure(
+    restarts: RestartHistory, failure: RestartNeeded, restart_timeout: timedelta, log: Any
+) -> RestartHistory:
+    """Record one more failure.
+
+    :param restart_timeout: how long a stream that makes no progress is restarted.
+    :param log: the task's logger.
+    :raises TransientError: if there were too many, which fails the task attempt.
+    """
+    error, driver_lost = failure.error, isinstance(failure.error, UnexpectedError)
+    restarts = restarts.with_failure(failure.ran_seconds, made_progress=failure.made_progress, lost=driver_lost)
+    if restarts.is_crash_looping:
+        raise TransientError(
+            f"the Spark driver was lost {MAX_LOSSES} times within {LOSS_WINDOW_SECONDS / 60:g} minutes of "
+            f"running; last error: {error.message}",
+            error.remedy,
+        )
+    if not driver_lost and restarts.seconds + restarts.delay > restart_timeout.total_seconds():
+        if restart_timeout:
+            log.warning("the stream has made no progress for %s (restart_timeout)", restart_timeout)
+        raise error
+    return restarts
 
 
 def emit_catch_up_events(
