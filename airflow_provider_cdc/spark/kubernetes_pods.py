@@ -294,6 +294,6 @@ def _is_left_over(pod: Pod, find_row: Callable[[str], DriverRow | None]) -> bool
     if row is None:
         return pod.phase == "Pending" and pod.created_at is not None and now - pod.created_at > _KEEP_UNKNOWN
     # One whose submission was not confirmed cannot begin: its task had given up before the API server answered. One
-    # that works sees the end of its row by itself, and a stream ends at a transaction boundary.
+    # that works sees the end of its row, and a stream ends at a transaction boundary.
     cannot_begin = pod.phase == "Pending" or row.handle is None
     return row.state == "ended" and (cannot_begin or now - row.heartbeat_at > pod.grace)

@@ -281,6 +281,24 @@ def test_an_error_in_a_pod(cli: Cli, kubernetes: Kubernetes) -> None:
     assert "ended by an error" in log
 
 
+def test_settings_from_a_secret(cli: Cli, kubernetes: Kubernetes) -> None:
+    """What may not be in ``spark.conf`` is in a file that the template mounts: a driver that cannot use it says so."""
+    template = kubernetes.pod_template(cli.folder)
+    (container,) = template["spec"]["containers"]
+    container["volumeMounts"].append({"name": "conf", "mountPath": "/conf", "readOnly": True})
+    container["env"].append({"name": "SPARK_CONF_DIR", "value": "/conf"})
+    template["spec"]["volumes"].append({"name": "conf", "secret": {"secretName": "conf"}})
+    write_template(cli.folder, template)
+    settings = "spark.eventLog.enabled true\nspark.eventLog.dir file:/named-in-a-secret\n"
+    secret = {"metadata": {"name": "conf"}, "stringData": {"spark-defaults.conf": settings}}
+    kubernetes.client().create_namespaced_secret(kubernetes.namespace, secret)
+    try:
+        with pytest.raises((CdcError, AirflowFailException), match="named-in-a-secret"):
+            read(cli.file)
+    finally:
+        kubernetes.client().delete_namespaced_secret("conf", kubernetes.namespace)
+
+
 def test_a_node_that_is_gone(cli: Cli, kubernetes: Kubernetes) -> None:
     """Its pods are deleted after a while, and no kubelet says that they have ended: their drivers are lost."""
     cli.value["snapshot"]["max_rows_per_second"] = 2

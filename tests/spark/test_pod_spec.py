@@ -418,11 +418,11 @@ def test_pods_that_cannot_be_deleted() -> None:
     refused = {**CONFLICT, "code": 403, "message": "a policy keeps it", "reason": "Forbidden"}
     requests: list[str] = []
     with answers(pods_found, requests, {"DELETE airflow-cdc-1": refused, "DELETE airflow-cdc-2": MISSING}) as pods:
-        (error,) = pods.delete_finished("p", {}.get)
+        (error,) = pods.delete_finished("p", dict[str, DriverRow]().get)
     assert "did not delete pod n/airflow-cdc-1: a policy keeps it (403)" in str(error)
     assert requests == ["GET pods", *(f"DELETE airflow-cdc-{name}" for name in "123")]
     with answers(refused) as pods:
-        (error,) = pods.delete_finished("p", {}.get)
+        (error,) = pods.delete_finished("p", dict[str, DriverRow]().get)
     assert "did not list the pods of drivers" in str(error)
 
 
