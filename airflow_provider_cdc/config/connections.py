@@ -339,7 +339,8 @@ def spark_master_and_conf(conn: ResolvedConnection) -> tuple[str, dict[str, str]
     for key in ("keytab", "principal"):
         if conn.extra.get(key):
             raise NotReadyError(
-                f"{what}: extra {key!r} is not supported", "Give the driver's user a Kerberos ticket (kinit) instead"
+                f"{what}: extra {key!r} is not supported",
+                "Give the user of the Airflow workers a Kerberos ticket (kinit) instead",
             )
     if conn.login or conn.password:
         raise NotReadyError(f"{what} has a login or password, but no Spark master asks for one", "Remove them")

@@ -67,7 +67,8 @@ _NO_CLUSTER_MODE = {
 class YarnCluster:
     """A YARN cluster that runs the drivers.
 
-    :param resource_manager: address of the web application of its ResourceManager, without a slash at the end.
+    :param resource_manager: address of the web application of its ResourceManager, without a slash at the end; those of
+        several ResourceManagers are separated by commas.
     """
 
     resource_manager: str
@@ -172,11 +173,18 @@ def parse_deploy_mode(what: str, master: str, extra: Mapping[str, Any]) -> YarnC
             f"{what}: deploy-mode is cluster, and the extra {RESOURCE_MANAGER} is missing",
             "Add the address of the ResourceManager's web application, such as http://rm.example:8088",
         )
-    url = str(manager).rstrip("/") if "://" in str(manager) else f"http://{str(manager).rstrip('/')}"
+    return YarnCluster(",".join(_manager_address(what, address.strip()) for address in str(manager).split(",")))
+
+
+def _manager_address(what: str, address: str) -> str:
+    url = address.rstrip("/") if "://" in address else f"http://{address.rstrip('/')}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
-        raise NotReadyError(f"{what}: extra {RESOURCE_MANAGER} is not an address", "Write http://rm.example:8088")
-    return YarnCluster(url)
+        raise NotReadyError(
+            f"{what}: extra {RESOURCE_MANAGER} is not an address",
+            "Write http://rm.example:8088, or the addresses of several ResourceManagers with commas in between",
+        )
+    return url
 
 
 #: Of each command that starts Spark, what does the same work in a cluster. docs/cli.md has the same list.

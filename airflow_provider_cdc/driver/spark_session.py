@@ -86,8 +86,9 @@ def start_spark(context: RunContext, *, short_lived: bool = False) -> tuple[Spar
         raise cluster_mode_refused("maintain")  # the other commands refuse before they begin
     if isinstance(context.cluster, YarnCluster):
         spark = open_cluster_session(require_encryption=True)
-        # Spark's own page is behind the ResourceManager.
-        page = f"{context.cluster.resource_manager}/proxy/{spark.sparkContext.applicationId}/"
+        # Spark's own page is behind the ResourceManager; one that is on standby points to the active one.
+        manager = context.cluster.resource_manager.split(",")[0]
+        page = f"{manager}/proxy/{spark.sparkContext.applicationId}/"
         context.reporter.line(UI_LINE_PREFIX + page)
         return spark, page
     spark = start_session(

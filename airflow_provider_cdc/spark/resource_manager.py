@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 import re
 import urllib.error
@@ -11,7 +12,7 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.system.processes import tail_log
@@ -19,7 +20,26 @@ from airflow_provider_cdc.system.processes import tail_log
 #: Seconds for an answer. Airflow kills a task 5 s after it has asked it to end.
 _TIMEOUT = 5.0
 _OVER = ("FINISHED", "FAILED", "KILLED")
+_STANDBY = "Check its address, and that one of the ResourceManagers is active (yarn rmadmin -getAllServiceState)"
 _CONTAINER_PAGE = re.compile(r"(https?://[^/]+)/node/containerlogs/([^/]+)/[^/]+/?")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Repeats a PUT, too, at the active ResourceManager that a standby names: urllib does so only with a GET."""
+
+    max_redirections = 2
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if urlsplit(newurl).scheme not in ("http", "https"):
+            return None
+        if req.get_method() == "PUT" and code in (307, 308):
+            return urllib.request.Request(newurl, req.data, req.headers, method="PUT")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_opener = urllib.request.build_opener(_Redirects)
 
 
 def driver_tag(driver: str) -> str:
@@ -64,7 +84,7 @@ class Application:
 class ResourceManager:
     """The ResourceManager of a cluster.
 
-    :param address: address of its web application.
+    :param address: address of its web application; if there are several, they are separated by commas.
     """
 
     name = "YARN"
@@ -73,7 +93,9 @@ class ResourceManager:
     unknown_seconds = 60.0
 
     def __init__(self, address: str) -> None:
-        self.address = address
+        self._addresses = address.split(",")
+        #: The address that has answered last.
+        self.address = self._addresses[0]
 
     def check(self) -> str:
         """Return the version of Hadoop.
@@ -91,11 +113,19 @@ class ResourceManager:
         return max(map(self._to_application, found), key=lambda app: app.id, default=None)
 
     def kill(self, job: str) -> None:
-        """Kill an application. It may take a moment to end.
+        """Kill an application. It may take a moment to end. A failure is logged: callers are about to end themselves.
 
         :raises NotReadyError: if YARN refuses this.
+        :raises TransientError: if it does not answer.
         """
-        self._request("PUT", f"apps/{quote(job)}/state", body={"state": "KILLED"})
+        try:
+            self._request("PUT", f"apps/{quote(job)}/state", body={"state": "KILLED"})
+        except CdcError as error:
+            logging.getLogger(__name__).warning(
+                "YARN has not killed %s, which may go on: %s. To kill it by hand: yarn application -kill %s",
+                *(job, error, job),
+            )
+            raise
 
     def clean_up(self, job: str) -> None:
         """Do nothing: YARN removes what is left of an application itself."""
@@ -138,31 +168,55 @@ class ResourceManager:
         return Application(app["id"], app["state"], app["finalStatus"], diagnostics, app.get("amContainerLogs"), page)
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None, **query: str) -> dict[str, Any]:
-        query["user.name"] = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
-        request = urllib.request.Request(
-            f"{self.address}/ws/v1/cluster/{path}?{urlencode(query)}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Accept": "application/json", "Content-Type": "application/json"},
-        )
-        what = f"YARN's ResourceManager at {self.address}"
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-                value = json.loads(response.read() or b"{}")
-        except urllib.error.HTTPError as error:
-            if error.code in (401, 403):
-                raise NotReadyError(
-                    f"{what} refuses {method} {path} ({error.code})",
-                    "Give the user of the task the right to view and to end its applications there. Kerberos is not "
-                    "supported for this address",
-                ) from None
-            raise TransientError(f"{what} answers {error.code}", "Check its address, and try again") from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise TransientError(f"{what} does not answer: {reason}", "Check that it runs, and its address") from None
-        if not isinstance(value, dict):
-            raise TransientError(f"{what} gives an unknown answer", "Check its address")
-        return value
+        failures: list[TransientError] = []
+        for address in sorted(self._addresses, key=lambda one: one != self.address):
+            try:
+                value = _request_at(address, method, f"{path}?{urlencode({**query, **_user()})}", body)
+            except TransientError as error:
+                failures.append(error)
+            else:
+                self.address = address
+                return value
+        raise TransientError("; ".join(error.message for error in failures), failures[-1].remedy)
+
+
+def _user() -> dict[str, str]:
+    """Return the parameter of a request with the user, as Hadoop's own programs determine it without Kerberos."""
+    return {"user.name": os.environ.get("HADOOP_USER_NAME") or getpass.getuser()}
+
+
+def _request_at(address: str, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{address}/ws/v1/cluster/{path}",
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Accept": "application/json", "Content-Type": "application/json"},
+    )
+    what = f"YARN's ResourceManager at {address}"
+    try:
+        with _opener.open(request, timeout=_TIMEOUT) as response:
+            text = response.read()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise NotReadyError(
+                f"{what} refuses {method} {path.partition('?')[0]} ({error.code})",
+                "Give the user of the task the right to view and to end its applications there. Kerberos is not "
+                "supported for this address",
+            ) from None
+        if 300 <= error.code < 400:
+            raise TransientError(f"{what} is on standby, and names no active one ({error.code})", _STANDBY) from None
+        raise TransientError(f"{what} answers {error.code}", "Check its address, and try again") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise TransientError(f"{what} does not answer: {reason}", "Check that it runs, and its address") from None
+    try:
+        value = json.loads(text or b"{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        said = " ".join(text.decode(errors="replace").split())[:200]
+        raise TransientError(f"{what} gives an unknown answer ({said})", _STANDBY)
+    return value
 
 
 def _application_of(log: str | None) -> str | None:
@@ -179,12 +233,18 @@ def tail_driver_log(log: str | None, lines: int) -> list[str]:
     """
     if log is None or (page := _CONTAINER_PAGE.fullmatch(log)) is None:
         return tail_log(log, lines)
-    node, container = page.groups()
-    # Spark writes what a Python driver writes to standard output.
-    url = f"{node}/ws/v1/node/containers/{container}/logs/stdout?size=-{400 * lines}"
+    # Spark writes what a Python driver writes to standard output. If a container cannot start, it says so in the other.
+    tails = (_tail_container_log(page[1], page[2], name, lines) for name in ("stdout", "stderr"))
+    return next(filter(None, tails), [])
+
+
+def _tail_container_log(node: str, container: str, name: str, lines: int) -> list[str]:
+    query = urlencode({"size": -400 * lines, **_user()})
     text = b""
-    with suppress(OSError, ValueError), urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
-        text = response.read()
+    with suppress(OSError, ValueError):
+        url = f"{node}/ws/v1/node/containers/{container}/logs/{name}?{query}"
+        with _opener.open(url, timeout=_TIMEOUT) as response:
+            text = response.read()
     # The page has a head and a foot.
-    contents = text.decode(errors="replace").partition("\nLogContents:\n")[2].partition("\nEnd of LogType:stdout")[0]
+    contents = text.decode(errors="replace").partition("\nLogContents:\n")[2].partition(f"\nEnd of LogType:{name}")[0]
     return [line for line in contents.splitlines() if line.strip()][-lines:]

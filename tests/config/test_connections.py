@@ -380,7 +380,10 @@ def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
         (ResolvedConnection("c", "spark", "mesos://h:5050"), "'mesos://h:5050'"),
         (ResolvedConnection("c", "spark", "spark://u:hunter2@h:1"), "the master of connection c is not the address"),
         (ResolvedConnection("c", "spark", "yarn", extra={"keytab": "hunter2"}), "extra 'keytab' is not supported"),
-        (ResolvedConnection("c", "spark", "yarn", extra={"principal": "p"}), "extra 'principal' is not supported"),
+        (
+            ResolvedConnection("c", "spark", "yarn", extra={"principal": "p"}),
+            "'principal' is not supported. Give the user of the Airflow workers a Kerberos ticket",
+        ),
         (
             ResolvedConnection("c", "spark", "yarn", extra={"spark-binary": "spark3-submit"}),
             "'spark-binary' is not supported",
@@ -420,6 +423,8 @@ YARN_RM = "yarn_resourcemanager_webapp_address"
         ),
         ("yarn", {"deploy-mode": "cluster", YARN_RM: "rm:8088"}, "http://rm:8088"),
         ("yarn", {"deploy-mode": "cluster", YARN_RM: "https://rm:8090/"}, "https://rm:8090"),
+        ("yarn", {"deploy-mode": "cluster", YARN_RM: "http://a:1/, b:2"}, "http://a:1,http://b:2"),
+        ("yarn", {"deploy-mode": "cluster", YARN_RM: "http://a:1,"}, f"extra {YARN_RM} is not an address"),
         ("yarn", {"deploy-mode": "cluster"}, f"the extra {YARN_RM} is missing. Add the address"),
         ("yarn", {"deploy-mode": "cluster", YARN_RM: "http://u:hunter2@rm"}, f"extra {YARN_RM} is not an address"),
         ("yarn", {"deploy-mode": "clutser"}, "'clutser'"),
