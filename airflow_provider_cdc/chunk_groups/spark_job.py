@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.chunk_groups.task import JobRunner, SnapshotJob
 from airflow_provider_cdc.model.errors import CdcError, embed_error
-from airflow_provider_cdc.spark.session import is_connect_session, translate_spark_errors, warn_while_waiting
+from airflow_provider_cdc.spark.errors import translate_spark_errors
+from airflow_provider_cdc.spark.session import is_connect_session, warn_while_waiting
+from airflow_provider_cdc.spark.tasks import version_check
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,11 +21,13 @@ def spark_runner(spark: SparkSession, report_line: Callable[[str], None]) -> Job
 
     :param report_line: called with a line of text if Spark waits for executors.
     """
+    check_version = version_check()
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
         def task(workers: Iterable[int]) -> Iterator[str]:
             from pyspark import TaskContext
 
+            check_version()
             context = TaskContext.get()
             copy = context.attemptNumber() if context else 0
             for worker in workers:

@@ -64,6 +64,7 @@ def run_requested_groups(context: RunContext, request: DriverRequest) -> dict[st
         from airflow_provider_cdc.chunk_groups.chunk_group import TaskRequest
         from airflow_provider_cdc.observe.observer import snapshot_observer
         from airflow_provider_cdc.snapshot.run_groups import run_groups
+        from airflow_provider_cdc.spark.connect import require_server
 
         store = stack.enter_context(closing(context.open_state_database()))
         results = run_groups(
@@ -75,6 +76,7 @@ def run_requested_groups(context: RunContext, request: DriverRequest) -> dict[st
             holder=request.holder,
             requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
             observe=snapshot_observer,
+            require_runner=lambda: require_server(spark()),
         )
         return {"groups": [result.to_json() for result in results]}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_provider_cdc.config.connections import connection_risk
 from airflow_provider_cdc.config.sink_section import KEEP
-from airflow_provider_cdc.config.spark_conf import KubernetesCluster
+from airflow_provider_cdc.config.spark_conf import STREAM_REFUSED, KubernetesCluster
 from airflow_provider_cdc.config.store_address import local_folder_of
 from airflow_provider_cdc.config.table_paths import URL_READERS_REMEDY, url_escaped_characters
 from airflow_provider_cdc.model.errors import CdcError
@@ -168,21 +168,24 @@ def _check_connect_server(context: RunContext) -> Iterator[CheckResult]:
     server = context.connect
     if server is None:
         return
+    if context.pipeline.spark.master is None:
+        yield CheckResult("warning", *STREAM_REFUSED)
     from airflow_provider_cdc.spark.connect import check_workers, open_connect_session
 
     spark = open_connect_session(server)
     try:
         check_workers(spark, server, context.warn)
         stream = context.pipeline.spark.master
-        runs = f"the stream runs at {stream}" if stream else "a stream needs spark.master as well"
-        yield CheckResult("ok", f"Spark {spark.version} at {server.address} runs all jobs but the stream; {runs}")
+        runs = f"; the stream runs at {stream}" if stream else ""
+        yield CheckResult("ok", f"Spark {spark.version} at {server.address} runs all jobs but the stream{runs}")
     finally:
         stop_session(spark)
 
 
 def _check_runtime() -> Iterator[CheckResult]:
-    from airflow_provider_cdc.spark.install_check import check_spark_install
+    from airflow_provider_cdc.spark.install_check import check_spark_home, check_spark_install
     from airflow_provider_cdc.spark.java import ensure_java_home
 
     version = check_spark_install()
+    check_spark_home(version)
     yield CheckResult("ok", f"pyspark {version}, Java at {ensure_java_home()}")

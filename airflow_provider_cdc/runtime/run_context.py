@@ -79,6 +79,11 @@ class RunContext(ResolvedPipeline):
                     raise NotReadyError("spark.conn_id and spark.master are both set", "Leave one of them out")
                 master, conf = spark_master_and_conf(spark_connection)
                 cluster = spark_cluster(spark_connection)
+            elif spark.conf and spark.master is None:
+                raise NotReadyError(
+                    "spark.conf has no effect: all jobs run on a Spark Connect server, with its own settings",
+                    "Leave it out, or set spark.master as well: spark.conf is for the stream, which runs there",
+                )
         sink = pipeline.sink
         access = sink.parse_connection(find_connection(sink.conn_id)) if sink.conn_id else None
         key_id = pipeline.transforms.hash_key_conn_id

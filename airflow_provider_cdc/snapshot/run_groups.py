@@ -87,6 +87,7 @@ def run_groups(
     holder: str,
     requested_by: TaskRequest | None = None,
     observe: Callable[..., SnapshotObserver] = NullObserver,
+    require_runner: Callable[[], None] = lambda: None,
 ) -> list[GroupResult]:
     """Read several groups, one after the other, and publish each separately.
 
@@ -94,6 +95,7 @@ def run_groups(
     :func:`~airflow_provider_cdc.snapshot.run.run_group` for the other parameters and errors.
 
     :param numbers: numbers of the groups.
+    :param require_runner: raises an error if the runner cannot run any job now.
     :raises GroupsFailedError: if some of several groups failed; a retry would not help any of them.
     :raises GroupsUnfinishedError: if some of several groups failed, or were not begun, and a retry may help.
     """
@@ -120,7 +122,7 @@ def run_groups(
             if len(numbers) == 1:
                 raise
             failures[number] = error
-            if (cause := _find_common_cause(context, store, plan, error)) is not None:
+            if (cause := _find_common_cause(context, store, plan, error, require_runner)) is not None:
                 raise _failure(failures, numbers, unread=numbers[index + 1 :], cause=cause) from None
             context.warn(f"group {number} failed: {error}. The other groups of the task are read")
             continue
@@ -131,11 +133,14 @@ def run_groups(
     return results
 
 
-def _find_common_cause(context: RunContext, store: StateDatabase, plan: Plan, error: CdcError) -> CdcError | None:
+def _find_common_cause(
+    context: RunContext, store: StateDatabase, plan: Plan, error: CdcError, require_runner: Callable[[], None]
+) -> CdcError | None:
     """Return why no group can be read now, after one has failed; ``None`` if the others may succeed."""
     if isinstance(error, _ERRORS_OF_ALL_GROUPS):
         return error
     try:
+        require_runner()
         store.snapshot(plan.pipeline, plan.generation)
         timeline = context.resume_state(plan)[1]
         with closing(connect(context.connect_args)) as connection:

@@ -1,7 +1,7 @@
 """Spark itself: Java, the installation check, the session, and tasks.
 
 ``session.start_session`` starts Spark for a driver, locally or on a cluster, in client mode and with UTC. On a cluster,
-it requires authentication and encryption. ``translate_spark_errors`` finds the project's own error in what Spark
+it requires authentication and encryption. ``errors.translate_spark_errors`` finds the project's own error in what Spark
 raises. ``session.open_cluster_session`` takes over the session of a driver that runs in a cluster, and
 ``resource_manager`` asks YARN about it. ``tasks.run_tasks`` sends pickled work to Spark's Python workers and returns
 its results; no row passes through the JVM or the driver. ``java`` finds or installs a Java runtime, ``jvm`` starts it,

@@ -14,8 +14,14 @@ from airflow_provider_cdc import __version__
 from airflow_provider_cdc.config.connections import remove_airflow_variables
 from airflow_provider_cdc.config.spark_conf import ConnectServer, is_loopback_master
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.spark.errors import translate_spark_errors
 from airflow_provider_cdc.spark.install_check import check_spark_install
-from airflow_provider_cdc.spark.session import ENCRYPTION_SETTINGS, translate_spark_errors, warn_while_waiting
+from airflow_provider_cdc.spark.session import (
+    ENCRYPTION_SETTINGS,
+    is_connect_session,
+    limit_retries,
+    warn_while_waiting,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,13 +50,11 @@ def open_connect_session(server: ConnectServer, report_line: Callable[[str], Non
     remove_airflow_variables()
     from grpc import RpcError
     from pyspark.errors import PySparkException
-    from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     try:
-        spark = ConnectSession.builder.remote(server.url).create()
-        policies = spark.client.get_retry_policies()
-        spark.client.set_retry_policies([DefaultPolicy(max_retries=_FIRST_RETRIES)])
+        spark: Any = ConnectSession.builder.remote(server.url).create()
+        policies = limit_retries(spark, _FIRST_RETRIES)
         version = str(spark.version)
         master = spark.conf.get("spark.master", "")
         encrypted = [str(spark.conf.get(key, "false")).lower() == "true" for key in ENCRYPTION_SETTINGS]
@@ -68,7 +72,26 @@ def open_connect_session(server: ConnectServer, report_line: Callable[[str], Non
         )
     _open_sessions.append(spark)
     report_line(f"session of Spark {version} at {server.address} after {time.monotonic() - began:.1f} s")
-    return spark  # type: ignore[return-value]
+    return spark  # type: ignore[no-any-return]
+
+
+def require_server(spark: SparkSession) -> None:
+    """Check that the server of a session still answers and knows the session, if it belongs to a Spark Connect server.
+
+    :raises TransientError: if not.
+    """
+    if not is_connect_session(spark):
+        return
+    policies = limit_retries(spark)
+    try:
+        spark.conf.get("spark.master", "")  # the client remembers the version
+    except Exception as error:
+        raise TransientError(
+            f"the Spark Connect server does not answer, or has lost this session: {' '.join(str(error).split())[:300]}",
+            "Check that it runs: a new session is opened then",
+        ) from None
+    client: Any = spark.client
+    client.set_retry_policies(policies)
 
 
 def check_client_install() -> str:

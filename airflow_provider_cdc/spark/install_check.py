@@ -1,4 +1,4 @@
-"""Refuse a mixed installation of pyspark and pyspark-client before it fails in confusing ways.
+"""Refuse a mixed installation of pyspark and pyspark-client, or another Spark, before it fails in confusing ways.
 
 Both distributions contain the package ``pyspark``, and Airflow's Spark provider installs the client. If they have the
 same version, their files are identical; otherwise, the one installed last has overwritten a part of the other.
@@ -6,8 +6,10 @@ same version, their files are identical; otherwise, the one installed last has o
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 
@@ -44,6 +46,39 @@ def check_spark_install(
     if files_version != version:
         raise NotReadyError(f"pyspark {version} is installed, but its files are those of {files_version}", remedy)
     return version
+
+
+def check_spark_home(version: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Check that ``SPARK_HOME``, whose programs pyspark starts instead of its own, is the same Spark.
+
+    :param version: version of pyspark.
+    :raise NotReadyError: if it is another one. A folder that does not tell its version is not refused.
+    """
+    home = environ.get("SPARK_HOME")
+    found = _version_of_spark(Path(home)) if home else None
+    # Vendors append to the version of Spark: 3.5.1-amzn-0.
+    if found is not None and _release(found) != _release(version):
+        raise NotReadyError(
+            f"SPARK_HOME is {home}, which is Spark {found}, and pyspark is {version}",
+            "Unset SPARK_HOME for the Airflow workers (in the driver's image, if drivers run in pods), or install this "
+            "version of pyspark there",
+        )
+
+
+def _release(version: str) -> str:
+    match = re.match(r"\d+\.\d+\.\d+", version)
+    return match[0] if match else version
+
+
+def _version_of_spark(home: Path) -> str | None:
+    """Return the version of Spark in a folder, such as ``3.5.1``; ``None`` if it is unknown."""
+    with suppress(OSError):
+        for jar in (home / "jars").glob("spark-core_*.jar"):
+            return jar.stem.partition("spark-core_")[2].partition("-")[2]
+    with suppress(OSError, UnicodeDecodeError):
+        if match := re.match(r"Spark (\S+)", (home / "RELEASE").read_text()):
+            return match[1]
+    return None
 
 
 def _package_folder() -> Path | None:

@@ -1,11 +1,10 @@
-"""The Spark session, and the translation of errors that Spark reports."""
+"""The Spark session: how it is started, what it is told, and how it ends."""
 
 from __future__ import annotations
 
 import atexit
 import math
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -22,16 +21,13 @@ from airflow_provider_cdc.config.spark_conf import SECRET_REMEDY, is_local_maste
 from airflow_provider_cdc.model.errors import (
     LESS_MEMORY_REMEDY,
     CdcError,
-    NoRoomError,
     NotReadyError,
-    OutOfMemoryError,
-    SlowWorkerError,
     TerminalError,
     TransientError,
     UnexpectedError,
-    extract_error,
 )
-from airflow_provider_cdc.spark.install_check import check_spark_install
+from airflow_provider_cdc.spark.errors import main_error_line, to_cdc_error
+from airflow_provider_cdc.spark.install_check import check_spark_home, check_spark_install
 from airflow_provider_cdc.spark.java import ensure_java_home
 from airflow_provider_cdc.spark.jvm import launch_jvm
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
@@ -46,8 +42,8 @@ ENCRYPTION_SETTINGS = ("spark.authenticate", "spark.network.crypto.enabled")
 #: Seconds without a running task after which a warning is printed, and seconds between repeated warnings.
 _WAITING_SECONDS, _REPEAT_SECONDS = 30.0, 600.0
 
-#: Retries of the last call to a Spark Connect server, less than a second.
-_STOP_RETRIES = 2
+#: Retries of a call to a Spark Connect server that may be lost, less than a second.
+_FEW_RETRIES = 2
 
 #: Spark's web UI has no access control, and executors start in a folder that this project does not control.
 #: Its Python workers are forked from a process that has the machine code loaded.
@@ -92,7 +88,7 @@ def start_session(
     settings = _session_settings(name, master, conf or {}, ui)
     if "java.io.tmpdir" not in settings.get("spark.driver.defaultJavaOptions", ""):
         settings["spark.driver.extraJavaOptions"] += f' "-Djava.io.tmpdir={_java_temp_folder()}"'
-    check_spark_install()
+    check_spark_home(check_spark_install())
     ensure_java_home()
     # Otherwise Spark uses the first python3 in PATH for its workers, which may lack this package.
     if python := settings.get("spark.pyspark.python"):
@@ -143,6 +139,9 @@ def cluster_settings(name: str, conf: Mapping[str, str]) -> dict[str, str]:
         "spark.io.encryption.enabled": "true",  # tasks contain passwords, and large ones go to disk
         "spark.log.level": "WARN",
         "spark.yarn.appMasterEnv.PYTHONSAFEPATH": "1",
+        # Next to Java, a container has Python workers; that of the driver, also the key indexes.
+        "spark.driver.minMemoryOverhead": "1g",
+        "spark.executor.minMemoryOverhead": "1g",
         **_session_settings(name, "yarn", conf, ui=True),
     }
     del settings["spark.driver.extraJavaOptions"]  # names a file on this host
@@ -251,7 +250,7 @@ def _start_error(master: str, error: Exception) -> CdcError:
         return NotReadyError("spark.authenticate is on, but Spark has no spark.authenticate.secret", SECRET_REMEDY)
     # In the second case, the text is about the session, which was stopped while it was being created.
     stopped = "stopped SparkContext" in text
-    reason = "it does not answer or does not accept the application" if stopped else _main_error_line(text)
+    reason = "it does not answer or does not accept the application" if stopped else main_error_line(text)
     return TransientError(
         f"Spark did not start at {master}: {reason}",
         "Check that this master is running and reachable, and has the same spark.authenticate settings",
@@ -327,11 +326,22 @@ def is_connect_session(spark: SparkSession) -> bool:
 def stop_session(spark: SparkSession) -> None:
     """End a session. If its Spark Connect server is lost, do not ask for it for ten minutes more."""
     if is_connect_session(spark):
-        from pyspark.sql.connect.client.retries import DefaultPolicy
-
-        client: Any = spark.client
-        client.set_retry_policies([DefaultPolicy(max_retries=_STOP_RETRIES)])
+        limit_retries(spark)
     spark.stop()
+
+
+def limit_retries(spark: SparkSession, retries: int = _FEW_RETRIES) -> Any:
+    """Let a session of a Spark Connect server retry its calls fewer times: by default, that takes ten minutes.
+
+    :returns: the policies until then, for ``spark.client.set_retry_policies``. While the server does not answer, the
+        session keeps the new ones: it is asked again at the end of the process.
+    """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    client: Any = spark.client
+    policies = client.get_retry_policies()
+    client.set_retry_policies([DefaultPolicy(max_retries=retries)])
+    return policies
 
 
 def _idle_check(spark: SparkSession) -> Callable[[], bool]:
@@ -363,61 +373,3 @@ def ui_address(spark: SparkSession) -> str | None:
     except Exception:  # a session of Spark Connect has no context
         return None
     return address
-
-
-#: How Python, Arrow, NumPy, compressors, the C++ library, the system and Java report that memory ran out.
-_NO_MEMORY = re.compile(
-    "MemoryError|[Nn]ot enough memory|Cannot allocate memory|can't start new thread|std::bad_alloc|out of memory"
-)
-
-
-@contextmanager
-def translate_spark_errors() -> Iterator[None]:
-    """Convert exceptions that Spark reports back into this project's errors."""
-    try:
-        yield
-    except CdcError:
-        raise
-    except Exception as error:
-        raise to_cdc_error(error) from None
-
-
-def to_cdc_error(error: BaseException) -> CdcError:
-    """Return the project's error inside an exception that Spark reports, or an error that quotes Spark.
-
-    Whether other errors are transient is unknown (a lost executor is, an error in a batch is not), so they are worth a
-    few retries.
-    """
-    text = str(error)
-    project_error = extract_error(text)
-    if project_error is not None:
-        return project_error
-    if "Python worker failed to connect back" in text:
-        return SlowWorkerError(
-            "a Python worker of Spark did not start within Spark's limit of 10 s",
-            "The host of the driver is overloaded: run again when it is less busy, or start fewer drivers at a time",
-        )
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
-        return OutOfMemoryError(f"Spark ran out of memory: {_main_error_line(text) or type(error).__name__}")
-    if "Python worker exited unexpectedly" in text:
-        return UnexpectedError(
-            "a Python worker of Spark was killed, or crashed",
-            f"If the kernel's log or the cluster manager shows that memory ran out: {LESS_MEMORY_REMEDY}. Otherwise, "
-            "see the log of the Spark driver",
-        )
-    if "No space left on device" in text:
-        return NoRoomError(
-            f"Spark failed: {_main_error_line(text)}",
-            "Free disk space for sink.path, and for SPARK_LOCAL_DIRS on Spark's hosts, then run again",
-        )
-    return UnexpectedError(
-        f"Spark failed: {_main_error_line(text) or type(error).__name__}", "See the log of the Spark driver"
-    )
-
-
-def _main_error_line(text: str) -> str:
-    """Return the most informative line of a long error text."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat")]
-    python = [line for line in reversed(lines) if "Error" in line]
-    java = [line[2:] for line in lines if line.startswith(": ")]
-    return next(iter(python + java + lines), "")[:500]

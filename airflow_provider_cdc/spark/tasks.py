@@ -7,10 +7,12 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from airflow_provider_cdc import __version__
 from airflow_provider_cdc.config.store_access import StoreAccess
-from airflow_provider_cdc.model.errors import CdcError, embed_error
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, embed_error
 from airflow_provider_cdc.sinks.storage.request_counts import RequestCounts, count_requests_in, current_counts
-from airflow_provider_cdc.spark.session import is_connect_session, translate_spark_errors
+from airflow_provider_cdc.spark.errors import translate_spark_errors
+from airflow_provider_cdc.spark.session import is_connect_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +57,26 @@ class SecretFreePickler:
         return Unpickler(io.BytesIO(data)).load()
 
 
+def version_check() -> Callable[[], None]:
+    """Return a function that a task calls first: it raises an error if this package has another version there.
+
+    It travels by value, unlike all other code of the task.
+    """
+    version = __version__
+
+    def check() -> None:
+        from airflow_provider_cdc import __version__ as found
+
+        if found != version:
+            error = NotReadyError(
+                f"a Spark worker has version {found} of airflow-provider-cdc, and this process has {version}",
+                "Install the same version on the Spark workers",
+            )
+            raise RuntimeError(embed_error(error))
+
+    return check
+
+
 def count_parallel_tasks(spark: SparkSession) -> int:
     """Return how many tasks run at a time, as far as Spark knows."""
     if not is_connect_session(spark):
@@ -73,12 +95,13 @@ def run_tasks(
     :returns: the result of each item, in the order of the items.
     :raises CdcError: if a task has raised one.
     """
-    envelope = SecretFreePickler()
+    envelope, check_version = SecretFreePickler(), version_check()
     rows = [(number, envelope.pack(item)) for number, item in enumerate(items)]
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
+        check_version()
         for batch in batches:
             for number, packed in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 try:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.apply.task import StreamJob
 from airflow_provider_cdc.model.errors import CdcError, SlowWorkerError, TransientError, make_error
 from airflow_provider_cdc.model.offset import Offset
-from airflow_provider_cdc.spark.session import to_cdc_error, translate_spark_errors
+from airflow_provider_cdc.spark.errors import to_cdc_error, translate_spark_errors
 from airflow_provider_cdc.stream.spark_source import FORMAT, SectionOffset, make_source_class
 
 #: How often a query is started if Spark's Python workers start too slowly; restarting the driver takes much longer.

@@ -132,7 +132,7 @@ def test_a_clear_after_success_means_all_groups_and_after_a_failure_the_rest(
     assert all(verdict.is_equal for verdict in verify_tables(cli.context))
 
 
-def run_here(cli: Cli, fail: Callable[[int], None], proxy: Proxy | None = None) -> Any:
+def run_here(cli: Cli, fail: Callable[[int], None], proxy: Proxy | None = None, **more: Any) -> Any:
     """The three groups in this process. Before each is read, ``fail`` gets its number."""
 
     def runner(job: SnapshotJob) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def run_here(cli: Cli, fail: Callable[[int], None], proxy: Proxy | None = None) 
     with cli.opened() as (context, store):
         if proxy is not None:
             context = replace(context, connect_args={**context.connect_args, "port": proxy.port})
-        return run_groups(context, store, context.plans.ensure(store), [0, 1, 2], runner, holder="a test")
+        return run_groups(context, store, context.plans.ensure(store), [0, 1, 2], runner, holder="a test", **more)
 
 
 def test_no_group_is_begun_while_the_source_is_away(cli: Cli, mysql_server: MySQLServer) -> None:
@@ -157,6 +157,24 @@ def test_no_group_is_begun_while_the_source_is_away(cli: Cli, mysql_server: MySQ
     assert error.message.endswith("; not begun, since no group can be read now: 2")
     assert error.remedy.endswith("A retry reads only the groups that are not published")
     assert states(cli) == ["done", "running", "pending"]
+
+
+def test_no_group_is_begun_without_spark(cli: Cli) -> None:
+    """It is asked after a group has failed, and not before."""
+    asked: list[int] = []
+
+    def fail(group: int) -> None:
+        assert not asked
+        if group == 1:
+            raise UnexpectedError("Spark failed", "See its log")
+
+    def require_runner() -> None:
+        asked.append(1)
+        raise TransientError("Spark is gone", "Start it")
+
+    with pytest.raises(GroupsUnfinishedError, match="not begun, since no group can be read now: 2. Start it") as failed:
+        run_here(cli, fail, require_runner=require_runner)
+    assert failed.value.groups == "1-2" and states(cli) == ["done", "running", "pending"]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_cdc import __version__
 from airflow_provider_cdc.config import Pipeline
 from airflow_provider_cdc.config.connections import ResolvedConnection, resolve_connection
 from airflow_provider_cdc.config.selection import TableSelection
@@ -25,10 +26,12 @@ from airflow_provider_cdc.config.spark_conf import parse_connect_server
 from airflow_provider_cdc.driver.launchers.local import start_attached
 from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
+from airflow_provider_cdc.preflight.run import run_preflight
 from airflow_provider_cdc.runtime.run_context import RunContext
 from tests import ROOT
 from tests.support.cli import Cli
 from tests.support.oracle import compare
+from tests.support.processes import wait_for
 from tests.support.rogue import certify
 from tests.support.servers import MySQLServer
 from tests.support.spark_connect import ConnectServerProcess
@@ -163,6 +166,8 @@ def test_a_stream_is_refused(cli: Cli, mysql_server: MySQLServer, database: str)
         NotReadyError, match="the stream cannot run on a Spark Connect server.*Set spark.master as well"
     ):
         run_driver(cli, catch_up=True)
+    warnings = [result for result in run_preflight(cli.context) if result.level == "warning"]
+    assert any(result.message.startswith("the stream cannot run on a Spark") for result in warnings), warnings
     result = cli.run("stream", "--catch-up")
     assert result.code == 2 and "the stream cannot run on a Spark Connect server" in result.err
 
@@ -234,17 +239,26 @@ os._exit(0)  # the client waits for threads
     assert late.startswith("the Spark Connect server has not run a task within 8 s. Try again"), ran
 
 
-def test_a_server_that_is_lost_is_not_asked_again_at_the_end() -> None:
-    """The error of the work has waited for it already."""
+def test_a_server_that_is_lost_is_not_asked_for_minutes() -> None:
+    """After a chunk group has failed, and at the end. One that was started again does not know the session."""
     program = """
 import os, sys, time
 from airflow_provider_cdc.config.spark_conf import ConnectServer
-from airflow_provider_cdc.spark.connect import open_connect_session
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.spark.connect import open_connect_session, require_server
 from airflow_provider_cdc.spark.session import stop_session
 
 spark = open_connect_session(ConnectServer("127.0.0.1", int(sys.argv[1])))
+policies = spark.client.get_retry_policies()
+require_server(spark)
+assert spark.client.get_retry_policies() == policies
 print("open", flush=True)
-sys.stdin.readline()
+for _ in range(2):
+    sys.stdin.readline()
+    try:
+        require_server(spark)
+    except TransientError as error:
+        print(error, flush=True)
 stop_session(spark)
 print("stopped", flush=True)
 os._exit(0)
@@ -253,12 +267,57 @@ os._exit(0)
         command = [sys.executable, "-c", program, str(server.port)]
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             try:
-                assert process.stdout is not None and process.stdout.readline() == "open\n"
+                assert process.stdin is not None and process.stdout is not None
+                assert process.stdout.readline() == "open\n"
                 server.kill()
+                began = time.monotonic()
+                process.stdin.write("\n")
+                process.stdin.flush()
+                away = process.stdout.readline()
+                assert time.monotonic() - began < 30
+                server.serve()
                 said, _ = process.communicate("\n", timeout=30)
             finally:
                 process.kill()
-    assert said == "stopped\n"
+    lost, stopped = said.splitlines()
+    for line in (away, lost):
+        assert line.startswith("the Spark Connect server does not answer, or has lost this session: "), said
+    assert stopped == "stopped"
+
+
+def test_workers_with_another_version(connect: ConnectServerProcess) -> None:
+    """Every task compares it first."""
+    program = """
+import os, sys
+import airflow_provider_cdc
+
+airflow_provider_cdc.__version__ = "0.0.1"
+from airflow_provider_cdc.chunk_groups.spark_job import spark_runner
+from airflow_provider_cdc.config.spark_conf import ConnectServer
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.spark.connect import open_connect_session
+from airflow_provider_cdc.spark.tasks import run_tasks
+
+class Job:
+    replica_ids = (1,)
+    def read_slices(self, worker, copy):
+        return [{"read": worker}]
+
+spark = open_connect_session(ConnectServer("127.0.0.1", int(sys.argv[1]), token=sys.argv[2]))
+for run in (lambda: run_tasks(spark, [1], str, 1), lambda: spark_runner(spark, print)(Job())):
+    try:
+        print(run())
+    except NotReadyError as error:
+        print(error)
+sys.stdout.flush()
+os._exit(0)
+"""
+    command = [sys.executable, "-c", program, str(connect.port), TOKEN]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert ran.stdout.splitlines() == 2 * [
+        f"a Spark worker has version {__version__} of airflow-provider-cdc, and this process has 0.0.1. "
+        "Install the same version on the Spark workers"
+    ], ran
 
 
 def test_what_check_says(cli: Cli, connect: ConnectServerProcess) -> None:
@@ -272,17 +331,31 @@ def test_what_check_says(cli: Cli, connect: ConnectServerProcess) -> None:
     assert "wrong" not in result.out + result.err
 
 
+def waiting_for_lock(server: MySQLServer) -> bool:
+    """Whether a SELECT of the pipeline waits."""
+    listed = server.execute("SHOW PROCESSLIST")
+    return any(row[1] == "connect_user" and "metadata lock" in str(row[6]) for row in listed)
+
+
+def test_a_command_that_is_killed_ends_on_the_server(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
+        with cli.opened() as (context, store):
+            context.plans.ensure(store)  # which reads the table
+        cursor.execute("LOCK TABLES t WRITE")
+        with cli.start("snapshot") as command:
+            wait_for("a SELECT", lambda: waiting_for_lock(mysql_server) or command.poll() is not None, 120)
+            command.terminate()
+            _, said = command.communicate(timeout=60)
+        assert command.returncode == -signal.SIGTERM, said
+        wait_for("its end", lambda: not waiting_for_lock(mysql_server), 60)
+
+
 def test_a_task_that_is_killed_ends_on_the_server(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     """A table lock keeps its SELECT waiting; the server would go on for minutes."""
     with cli.opened() as (context, store):
         groups = list(context.plans.ensure(store).groups())
     with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
         cursor.execute("LOCK TABLES t WRITE")
-
-        def waiting() -> list[Any]:
-            listed = mysql_server.execute("SHOW PROCESSLIST")
-            return [row for row in listed if row[1] == "connect_user" and "metadata lock" in str(row[6])]
-
         errors: list[BaseException] = []
 
         def drive() -> None:
@@ -294,7 +367,7 @@ def test_a_task_that_is_killed_ends_on_the_server(cli: Cli, mysql_server: MySQLS
         thread = threading.Thread(target=drive)
         thread.start()
         deadline = time.monotonic() + 120
-        while not waiting():
+        while not waiting_for_lock(mysql_server):
             assert time.monotonic() < deadline and thread.is_alive(), errors
             time.sleep(0.2)
         (driver,) = [
@@ -305,7 +378,7 @@ def test_a_task_that_is_killed_ends_on_the_server(cli: Cli, mysql_server: MySQLS
         os.kill(driver, signal.SIGTERM)
         thread.join(60)
         assert errors
-        while waiting():
+        while waiting_for_lock(mysql_server):
             assert time.monotonic() < deadline
             time.sleep(0.2)
     cli.snapshot()
@@ -377,5 +450,8 @@ def test_a_connection_and_a_master(kind: str) -> None:
         with pytest.raises(NotReadyError, match="spark.conn_id and spark.master are both set"):
             RunContext.for_pipeline(pipeline, find_connection=known.__getitem__)
         return
+    with pytest.raises(NotReadyError, match="spark.conf has no effect.*or set spark.master as well"):
+        spark = replace(pipeline.spark, master=None, conf={"spark.executor.memory": "4g"})
+        RunContext.for_pipeline(replace(pipeline, spark=spark), find_connection=known.__getitem__)
     context = RunContext.for_pipeline(pipeline, find_connection=known.__getitem__)
     assert context.connect is not None and context.spark_config[0] == "local[1]" and not context.runs_jobs_locally

@@ -90,6 +90,31 @@ def test_tries_of_a_task_ask_for_the_same() -> None:
             "File file:/nowhere/env.tar.gz does not exist. Check",
         ),
         (
+            1,
+            "WARN Client: Exception encountered while connecting: GSSException: No valid credentials provided\n"
+            'Exception in thread "main" org.apache.hadoop.security.AccessControlException: Permission denied: '
+            'user=etl, access=WRITE, inode="/user":hdfs:supergroup:drwxr-xr-x\n\tat x',
+            NotReadyError,
+            "user etl of the Airflow worker lacks the right WRITE in HDFS on /user. Create the home folder of etl: "
+            "hdfs dfs -mkdir -p /user/etl; hdfs dfs -chown etl /user/etl. Or set spark.yarn.stagingDir",
+        ),
+        (
+            1,
+            'Exception in thread "main" org.apache.hadoop.security.AccessControlException: Permission denied: '
+            'user=etl, access=READ, inode="/cdc/env.tar.gz":hdfs:supergroup:-rw-------',
+            NotReadyError,
+            "lacks the right READ in HDFS on /cdc/env.tar.gz. Give etl the right READ there",
+        ),
+        (
+            1,
+            'Exception in thread "main" java.io.IOException: DestHost:destPort rm:8032. Failed on local '
+            "exception: java.io.IOException: org.apache.hadoop.security.AccessControlException: Client "
+            "cannot authenticate via:[TOKEN, KERBEROS]\n\tat x\nCaused by: java.io.IOException: Client cannot "
+            "authenticate via:[TOKEN, KERBEROS]",
+            NotReadyError,
+            "Give the user of the Airflow worker a ticket (kinit; KRB5CCNAME names its file)",
+        ),
+        (
             -9,
             "",
             TransientError,

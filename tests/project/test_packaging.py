@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 import airflow_provider_cdc
 from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.spark import java
-from airflow_provider_cdc.spark.install_check import check_spark_install
+from airflow_provider_cdc.spark.install_check import check_spark_home, check_spark_install
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -238,6 +238,29 @@ def test_missing_files_are_refused(tmp_path: Path) -> None:
 def test_missing_pyspark_is_refused() -> None:
     with pytest.raises(NotReadyError, match="not installed"):
         check_spark_install(versions(pyspark_client="4.2.0"))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("RELEASE", "Spark 3.5.1 (git revision fd86f85e181) built for Hadoop 3.3.4\n", "3.5.1"),
+        ("jars/spark-core_2.12-3.5.1-amzn-1.jar", "", "3.5.1-amzn-1"),
+        ("jars/spark-core_2.13-4.2.0.jar", "", None),
+        ("RELEASE", "Spark 4.2.0-vendor-7 built for Hadoop 3.5.0\n", None),
+        ("README.md", "", None),
+    ],
+)
+def test_another_spark_home_is_refused(tmp_path: Path, file: str, text: str, found: str | None) -> None:
+    """Pyspark would start its programs. A vendor's build of the same version is fine."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    check_spark_home("4.2.0", {})
+    if found is None:
+        check_spark_home("4.2.0", {"SPARK_HOME": str(tmp_path)})
+        return
+    with pytest.raises(NotReadyError) as refused:
+        check_spark_home("4.2.0", {"SPARK_HOME": str(tmp_path)})
+    assert refused.value.message == f"SPARK_HOME is {tmp_path}, which is Spark {found}, and pyspark is 4.2.0"
 
 
 # ---------------------------------------------------------------- Java

@@ -25,12 +25,12 @@ from airflow_provider_cdc.model.errors import (
     UnexpectedError,
     embed_error,
 )
+from airflow_provider_cdc.spark.errors import to_cdc_error
 from airflow_provider_cdc.spark.session import (
     DEFAULT_SETTINGS,
     ENCRYPTION_SETTINGS,
     _session_settings,
     start_session,
-    to_cdc_error,
 )
 from airflow_provider_cdc.system.temp_dirs import temporary_folder
 from tests import ROOT
@@ -96,6 +96,47 @@ def test_the_driver_of_a_loopback_master_listens_on_loopback_only() -> None:
         start_session("p", "spark://127.0.0.1:7077", elsewhere)
     assert _session_settings("p", "spark://db.example:7077", elsewhere, False)["spark.driver.bindAddress"] == "0.0.0.0"
     assert "spark.driver.host" not in _session_settings("p", "spark://db.example:7077", {}, False)
+
+
+UNFIT = """
+import sys
+from airflow_provider_cdc.spark.errors import to_cdc_error
+from airflow_provider_cdc.spark.session import start_session
+
+spark = start_session("unfit", "local[1]")
+for python in sys.argv[1:]:
+    spark.sparkContext.pythonExec = python
+    try:
+        spark.sparkContext.parallelize([1], 1).map(str).collect()
+    except Exception as error:
+        print(type(to_cdc_error(error)).__name__, to_cdc_error(error))
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+def test_workers_that_cannot_run_this_package(tmp_path: Path) -> None:
+    """No interpreter, one without this package, and another Python: a retry does not help."""
+    empty, other = tmp_path / "python-empty", tmp_path / "python-other"
+    empty.write_text(f'#!/bin/sh\nPYTHONPATH= exec {sys.executable} -I -S "$@"\n')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text(
+        "import sys, types, pyspark.worker_util\n"
+        "pyspark.worker_util.sys = types.SimpleNamespace(**{**vars(sys), 'version_info': (3, 99)})\n"
+    )
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/other:$PYTHONPATH exec {sys.executable} "$@"\n')
+    for file in (empty, other):
+        file.chmod(0o755)
+    command = [sys.executable, "-P", "-c", UNFIT, "/nowhere/python3", str(empty), str(other)]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    found = [line for line in ran.stdout.splitlines() if line.startswith(("NotReady", "Unexpected"))]
+    words = ['Cannot run program "/nowhere/python3"', "airflow_provider_cdc", "different version: 3.99"]
+    assert len(found) == 3, ran
+    for line, part in zip(found, words, strict=True):
+        assert line.startswith("NotReadyError Spark's workers cannot run this package: ") and part in line, found
+        assert "or set spark.pyspark.python" in line
 
 
 # ---------------------------------------------------------------- one real session

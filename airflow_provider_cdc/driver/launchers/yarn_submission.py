@@ -12,6 +12,7 @@ from pathlib import Path
 from airflow_provider_cdc.config.connections import environment_without_airflow
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret, write_credentials
 from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+from airflow_provider_cdc.spark.install_check import check_spark_home, check_spark_install
 from airflow_provider_cdc.spark.java import ensure_java_home
 from airflow_provider_cdc.spark.resource_manager import driver_tag
 from airflow_provider_cdc.spark.session import cluster_settings
@@ -36,6 +37,10 @@ _WRONG_SETTINGS = re.compile(
 )
 #: YARN calls this an AccessControlException.
 _FULL = re.compile("already has [0-9]+ applications|application limit reached")
+_NO_RIGHT_IN_HDFS = re.compile(
+    r'Permission denied: user=(?P<user>[^,\s]+), access=(?P<access>\w+), inode="(?P<path>[^"]+)"'
+)
+_NO_TICKET = re.compile("Client cannot authenticate via|GSSException|GSS initiate failed|No valid credentials provided")
 _UNREACHABLE = re.compile(r"Connection refused|ConnectException|NoRouteToHost|SocketTimeout|UnknownHost")
 _ERROR = re.compile(r"(?:Exception in thread \"main\" |Caused by: |Error: )(?P<text>.+)")
 
@@ -49,6 +54,7 @@ def submit(pipeline: str, conf: Mapping[str, str], secret: DriverSecret) -> None
     :raises NotReadyError: if settings or rights must be changed.
     :raises TransientError: if it failed otherwise.
     """
+    check_spark_home(check_spark_install())
     with temporary_folder() as folder:
         credentials, application = folder / "credentials", folder / "airflow_cdc_driver.py"
         write_credentials(credentials, secret.to_bytes())
@@ -115,6 +121,13 @@ def _submission_error(code: int, text: str, queue: str | None) -> NotReadyError 
     reason = wrong or (found[-1] if found else text.strip()[-300:])
     reason = " ".join(reason.split())[:500]
     where = f"queue {queue}" if queue else "the default queue"
+    if (denied := next(filter(None, map(_NO_RIGHT_IN_HDFS.search, found)), None)) is not None:
+        return _hdfs_error(**denied.groupdict())
+    if (ticket := next(filter(_NO_TICKET.search, found), None)) is not None:
+        return NotReadyError(
+            f"spark-submit has no valid Kerberos ticket: {' '.join(ticket.split())[:500]}",
+            "Give the user of the Airflow worker a ticket (kinit; KRB5CCNAME names its file), and keep it renewed",
+        )
     if wrong:
         return NotReadyError(
             f"the driver was not accepted by YARN ({where}): {reason}",
@@ -131,6 +144,17 @@ def _submission_error(code: int, text: str, queue: str | None) -> NotReadyError 
         f"the driver could not be submitted to YARN ({where}): {reason or f'spark-submit ended {describe_exit(code)}'}",
         "Try again. If it lasts, check spark.conf, the limits of the queue, and the logs of YARN and HDFS",
     )
+
+
+def _hdfs_error(user: str, access: str, path: str) -> NotReadyError:
+    home = f"/user/{user}"
+    remedy = f"Give {user} the right {access} there"
+    if home.startswith(path.rstrip("/")) or path.startswith(f"{home}/"):
+        remedy = (
+            f"Create the home folder of {user}: hdfs dfs -mkdir -p {home}; hdfs dfs -chown {user} {home}. Or set "
+            f"spark.yarn.stagingDir in spark.conf to a folder that {user} may write to"
+        )
+    return NotReadyError(f"user {user} of the Airflow worker lacks the right {access} in HDFS on {path}", remedy)
 
 
 def _spark_home() -> str:
