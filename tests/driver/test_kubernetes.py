@@ -206,6 +206,9 @@ def test_memory_that_is_too_small(cli: Cli, kubernetes: Kubernetes) -> None:
 @pytest.mark.parametrize("failpoint", ["driver.row_written", "driver.submitted", "driver.handed_over"])
 def test_a_retry_of_a_try_that_was_killed(cli: Cli, kubernetes: Kubernetes, failpoint: str) -> None:
     """A driver that works is adopted; one that waits for its request is ended, and another one begins."""
+    pod = kubernetes.pod_template(cli.folder)
+    pod["spec"]["terminationGracePeriodSeconds"] = 300  # a container that ignores SIGTERM is still there in the end
+    write_template(cli.folder, pod)
     die_at(cli, failpoint)
     with cli.opened() as (_, store):
         (left,) = store.live_drivers("p")
