@@ -245,6 +245,6 @@ def _tail_container_log(node: str, container: str, name: str, lines: int) -> lis
         url = f"{node}/ws/v1/node/containers/{container}/logs/{name}?{query}"
         with _opener.open(url, timeout=_TIMEOUT) as response:
             text = response.read()
-    # The page has a head and a foot.
-    contents = text.decode(errors="replace").partition("\nLogContents:\n")[2].partition(f"\nEnd of LogType:{name}")[0]
+    # The page has a head and a foot, and nothing in between, not even an empty line, if the file is empty.
+    contents = text.decode(errors="replace").partition("\nLogContents:")[2].partition(f"\nEnd of LogType:{name}")[0]
     return [line for line in contents.splitlines() if line.strip()][-lines:]

@@ -116,6 +116,17 @@ def test_a_cluster_without_the_package(cli: Cli, yarn: Yarn, capsys: pytest.Capt
 
 
 @pytest.mark.long
+def test_nodes_without_java(cli: Cli, yarn: Yarn, capsys: pytest.CaptureFixture[str]) -> None:
+    """The container's standard output is empty; the task's log has what the shell said."""
+    cli.value["spark"]["conf"] = {**yarn.settings, "spark.yarn.appMasterEnv.JAVA_HOME": "/nowhere"}
+    cli.write()
+    with pytest.raises(UnexpectedError, match=r"ended without a result: .* is FAILED"):
+        read(cli.file)
+    said = capsys.readouterr().out
+    assert "/nowhere/bin/java: No such file" in said and "LogType" not in said
+
+
+@pytest.mark.long
 def test_a_queue_without_room(
     cli: Cli, yarn: Yarn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,7 +141,7 @@ def test_a_kill_that_is_refused_is_told(serve: Serve, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize(
     ("out", "err", "said"),
-    [("a\nb\n", "noise", ["a", "b"]), ("", "/nowhere/bin/java: No such file", ["/nowhere/bin/java: No such file"])],
+    [("a\nb\n\n", "noise", ["a", "b"]), ("", "/nowhere/bin/java: No such file\n", ["/nowhere/bin/java: No such file"])],
 )
 def test_the_end_of_a_log(serve: Serve, out: str, err: str, said: list[str]) -> None:
     """If Java has not started, only its standard error says why."""
@@ -149,7 +149,7 @@ def test_the_end_of_a_log(serve: Serve, out: str, err: str, said: list[str]) -> 
     def respond(path: str) -> Answer:
         name = urlsplit(path).path.rpartition("/")[2]
         text = {"stdout": out, "stderr": err}[name]
-        return 200, {}, f"LogAggregationType: LOCAL\nLogType:{name}\nLogContents:\n{text}\nEnd of LogType:{name}\n"
+        return 200, {}, f"LogAggregationType: LOCAL\nLogType:{name}\nLogContents:\n{text}End of LogType:{name}\n"
 
     node = serve(respond)
     assert tail_driver_log(f"{node.address}/node/containerlogs/container_1_0001_01_000001/etl", 9) == said
