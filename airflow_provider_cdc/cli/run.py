@@ -19,7 +19,13 @@ from airflow_provider_cdc.cli.base import (
     open_for_run,
     session_for_stream,
 )
-from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError, UnexpectedError
+from airflow_provider_cdc.model.errors import (
+    CdcError,
+    NotReadyError,
+    StreamStoppedError,
+    TransientError,
+    UnexpectedError,
+)
 from airflow_provider_cdc.model.supervision import RestartHistory
 
 if TYPE_CHECKING:
@@ -130,11 +136,15 @@ def _run_stream(context: RunContext, store: StateDatabase, spark: SparkSession, 
     from airflow_provider_cdc.driver.phases import run_stream_epoch
 
     catch_up = catch_up or context.pipeline.stream.mode == "catch_up"
+    store.allow_stream(context.pipeline.name)
     restarts, stop = RestartHistory(), threading.Event()
     while not stop.is_set():
         started_at, before = time.monotonic(), _newest_epoch(context, store)
         try:
             run_stream_epoch(context, store, spark, catch_up=catch_up, stop=stop)
+            return
+        except StreamStoppedError as error:
+            context.reporter.line(error.message)
             return
         except UnexpectedError:  # Spark itself may be gone
             raise

@@ -95,6 +95,10 @@ class AlreadyRunningError(NotReadyError):
     """Another stream of the pipeline is running; only one is allowed."""
 
 
+class StreamStoppedError(NotReadyError):
+    """A user has asked the stream to stop before it began."""
+
+
 class TerminalError(CdcError):
     """The error requires a decision: unreadable data, a lost position, a difference found. Exit code 1."""
 

@@ -56,17 +56,17 @@ def check_spark_home(version: str, environ: Mapping[str, str] = os.environ) -> N
     """
     home = environ.get("SPARK_HOME")
     found = _version_of_spark(Path(home)) if home else None
-    # Vendors append to the version of Spark: 3.5.1-amzn-0.
-    if found is not None and _release(found) != _release(version):
+    if found is not None and _minor_version(found) != _minor_version(version):
         raise NotReadyError(
             f"SPARK_HOME is {home}, which is Spark {found}, and pyspark is {version}",
-            "Unset SPARK_HOME for the Airflow workers (in the driver's image, if drivers run in pods), or install this "
-            "version of pyspark there",
+            f"Install pyspark {found} if the cluster has that Spark; else unset SPARK_HOME for the Airflow workers (in "
+            "the driver's image, if drivers run in pods)",
         )
 
 
-def _release(version: str) -> str:
-    match = re.match(r"\d+\.\d+\.\d+", version)
+def _minor_version(version: str) -> str:
+    """Return the part of a version that decides whether pyspark and Spark work together, such as ``3.5``."""
+    match = re.match(r"\d+\.\d+", version)
     return match[0] if match else version
 
 

@@ -182,7 +182,10 @@ class ResourceManager:
 
 def _user() -> dict[str, str]:
     """Return the parameter of a request with the user, as Hadoop's own programs determine it without Kerberos."""
-    return {"user.name": os.environ.get("HADOOP_USER_NAME") or getpass.getuser()}
+    name = os.environ.get("HADOOP_USER_NAME")
+    with suppress(KeyError, OSError):  # in a container, a user may have no name
+        name = name or getpass.getuser()
+    return {"user.name": name} if name else {}
 
 
 def _request_at(address: str, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from sqlalchemy import Update, select, update
 
 from airflow_provider_cdc.state.database import execute_update
 from airflow_provider_cdc.state.events import add_event_row
-from airflow_provider_cdc.state.models import ControlRequestRow, storable_text, utc_now
-from airflow_provider_cdc.state.streams import StreamRecords, lock_pipeline, select_newest_epoch, update_epoch
+from airflow_provider_cdc.state.models import ControlRequestRow, PipelineRow, storable_text, utc_now
+from airflow_provider_cdc.state.streams import StreamRecords, lock_pipeline, select_newest_epoch
 
 #: Kinds of requests: suspend a table; re-snapshot it, which also lets a suspended table rejoin; compare a table or all
 #: tables with their copies; compare them and re-snapshot the rows that differ.
@@ -132,24 +132,40 @@ class ControlRequestRecords(StreamRecords):
             return True
 
     def stop_stream(self, pipeline: str, by: str) -> bool:
-        """Ask the running stream to stop on behalf of a user, as ``airflow-cdc stop`` does.
+        """Ask the stream to stop on behalf of a user, as ``airflow-cdc stop`` does.
 
-        If its last run has failed, the task that is about to restart it does not.
+        This is final: no run begins until :meth:`allow_stream`, also if one is starting or about to be restarted.
 
         :param by: name of the requester.
         :return: whether a stream is running.
         """
-        epoch = self.request_stop(pipeline)
-        if epoch is None:
-            with self._write_session() as session:
-                row = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
-                if row is not None and row.state == "failed":
-                    row.desired_state, row.stop_by, row.stop_user = "stop", None, storable_text(by)
-            return False
+        requester = storable_text(by)
         with self._write_session() as session:
-            execute_update(session, update_epoch(pipeline, epoch).values(stop_user=storable_text(by)))
-            add_event_row(session, pipeline, "stream_stop", f"the stream was asked to stop (epoch {epoch})", by=by)
-        return True
+            row = session.get(PipelineRow, pipeline, with_for_update=True)
+            if row is not None:
+                row.stop_requested_by = requester
+        epoch = self.request_stop(pipeline)
+        with self._write_session() as session:
+            newest = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
+            if newest is None:
+                return False
+            if epoch is None:  # a pause lasts until somebody stops the stream
+                newest.paused_by = newest.paused_at = None
+            elif epoch == newest.epoch:
+                newest.stop_user = requester
+            if epoch is not None or newest.state == "failed":
+                detail = f"the stream was asked to stop (epoch {newest.epoch})"
+                add_event_row(session, pipeline, "stream_stop", detail, by=by)
+        return epoch is not None
+
+    def allow_stream(self, pipeline: str) -> None:
+        """Let the stream begin again, although a user has asked it to stop before."""
+        self._update(update(PipelineRow).filter_by(name=pipeline).values(stop_requested_by=None))
+
+    def stop_requester(self, pipeline: str) -> str | None:
+        """Return the user who has asked the stream to stop since it was started; ``None`` if nobody has."""
+        row = self._read_row(PipelineRow, pipeline)
+        return row.stop_requested_by if row is not None else None
 
 
 def _update_request(request_id: int, state: str) -> Update:

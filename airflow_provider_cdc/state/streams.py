@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Select, Update, and_, select, update
 from sqlalchemy.orm import Session
 
-from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.errors import NotReadyError, StreamStoppedError
 from airflow_provider_cdc.model.supervision import is_superseded_by
 from airflow_provider_cdc.state.database import Database, execute_update
 from airflow_provider_cdc.state.events import add_event_row, name_event_source
@@ -51,16 +51,23 @@ class StreamRecords(Database):
             scope in which ``pid`` is unique; ``settings``, digests of the run's settings.
         :return: an epoch above all others.
         :raises NotReadyError: if the pipeline is not registered.
+        :raises StreamStoppedError: if a user has asked the stream to stop since it was started.
         """
         with self._write_session() as session:
             row = lock_pipeline(session, pipeline)
             newest = session.scalars(select_newest_epoch(pipeline)).first()
             refuse_if_alive(newest)
+            if row.stop_requested_by is not None:
+                raise StreamStoppedError(
+                    f"{row.stop_requested_by} has asked the stream of {pipeline} to stop before it began",
+                    "To start it, clear its task, trigger its DAG, or run `airflow-cdc stream`",
+                )
             row.epoch = epoch = max(row.epoch, newest_in_sink) + 1
             older = update(EpochRow).filter_by(pipeline=pipeline, state="running")
             error = f"epoch {epoch} has taken over"
-            values = {"state": "failed", "desired_state": "stop", "stop_by": f"epoch {epoch}", "error": error}
-            was_lost = execute_update(session, older.values(**values, ended_at=EpochRow.heartbeat_at))
+            was_lost = execute_update(
+                session, older.values(state="failed", desired_state="stop", error=error, ended_at=EpochRow.heartbeat_at)
+            )
             run = _new_epoch_row(pipeline, epoch, host, pid, pid_started, details or {})
             if newest is not None and newest.paused_by is not None:
                 run.desired_state, run.paused_by, run.paused_at = "pause", newest.paused_by, newest.paused_at

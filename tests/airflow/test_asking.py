@@ -53,6 +53,7 @@ def stop(cli: Cli, **kwargs: Any) -> CdcStopOperator:
 @contextmanager
 def streaming(store: StateDatabase, name: str, at_stop: Callable[[int], None]) -> Iterator[int]:
     """A stream as far as the bookkeeping knows: its heart beats until it is asked to stop."""
+    store.allow_stream(name)
     epoch, over = store.begin_epoch(name, 0, *process_identity()), threading.Event()
 
     def beat() -> None:
@@ -72,6 +73,7 @@ def streaming(store: StateDatabase, name: str, at_stop: Callable[[int], None]) -
 
 
 def successor(store: StateDatabase, name: str) -> None:
+    store.allow_stream(name)
     store.begin_epoch(name, 0, *process_identity())
 
 

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,15 +19,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, A
 from airflow_provider_cdc import CdcSnapshotSensor, CdcStopOperator, CdcStreamOperator
 from airflow_provider_cdc.airflow.operators.base import task_label
 from airflow_provider_cdc.airflow.operators.stream_driver import _wait_for_epoch
-from airflow_provider_cdc.airflow.operators.stream_epoch import (
-    RestartNeeded,
-    StoppedByUser,
-    decide_after_epoch,
-    is_stopped_by_user,
-)
+from airflow_provider_cdc.airflow.operators.stream_epoch import RestartNeeded, decide_after_epoch
 from airflow_provider_cdc.airflow.triggers import cdc
 from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger, CdcStreamTrigger
-from airflow_provider_cdc.model.errors import NotReadyError, TransientError, embed_error
+from airflow_provider_cdc.model.errors import NotReadyError, StreamStoppedError, TransientError, embed_error
 from airflow_provider_cdc.runtime.liveness import Heartbeat, process_identity
 from airflow_provider_cdc.state import EpochRow, StateDatabase
 from tests.support.cli import Cli
@@ -36,7 +31,7 @@ from tests.support.servers import MySQLServer
 UNSEEN = {
     "unseen": embed_error(NotReadyError("the triggerer on far has looked in vain", "Name a database in state.conn_id"))
 }
-TI = SimpleNamespace(dag_id="d" * 250, run_id="r" * 250, task_id="t" * 250, map_index=-1, try_number=1)
+TI = SimpleNamespace(dag_id="d" * 250, run_id="r" * 250, task_id="t" * 250, map_index=-1, try_number=1, max_tries=0)
 CONTEXT: Any = {"ti": TI}
 
 
@@ -198,7 +193,7 @@ def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytes
 
         with Heartbeat(store, "p", number, {}, threading.Event(), lambda: False):
             monkeypatch.setattr(store, "newest_epoch", current)
-            assert operator._start_stream(CONTEXT, context, store, None) is None
+            assert operator._start_stream(CONTEXT, context, store) is None
         (refused,) = context.local_files.log_folder.glob("*.json")
         assert json.loads(refused.read_text())["error"]["kind"] == "AlreadyRunningError"
 
@@ -231,80 +226,78 @@ def test_a_stop_that_a_user_has_asked_for_is_final(cli: Cli, end: str, by: str) 
             with pytest.raises(RestartNeeded):
                 decide_after_epoch(context, store, event, operator.log)
             return
-        result = decide_after_epoch(context, store, event, operator.log)
-        assert result is not None and (result["epoch"], result["state"]) == (epoch, "failed")
+        ended = decide_after_epoch(context, store, event, operator.log)
+        assert ended is not None and (ended["epoch"], ended["state"]) == (epoch, "failed")
 
 
 @pytest.mark.parametrize("by", ["command", "task"])
-def test_a_stop_while_a_stream_is_restarted(cli: Cli, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-    """It holds for the task that restarts the stream, and not for the next one that is asked to run it."""
-    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
-    started: list[EpochRow | None] = []
+@pytest.mark.parametrize("earlier", [None, "failed", "stopped"])
+def test_a_stop_while_a_stream_is_started(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, by: str, earlier: str | None
+) -> None:
+    """Whether it is the first one, or the next after one that has failed or was stopped by a task."""
+    with cli.opened() as (_, store):
+        if earlier is not None:
+            epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
+            store.request_stop("p", by="a task")
+            store.end_epoch("p", epoch, earlier, "the source is away", "TransientError")
+    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value, retries=1)
+    stop = CdcStopOperator(task_id="stop", pipeline=cli.value, deferrable=False)
 
     def start(*args: Any) -> None:
-        started.append(args[-1])
-        raise NotReadyError("started", "")
+        if by == "task":
+            assert stop.execute(CONTEXT)["epoch"] is None
+        else:
+            assert cli.call("stop").out == "no stream is running, and none that is starting begins\n"
+        with cli.opened() as (_, late), pytest.raises(StreamStoppedError, match="has asked the stream of p to stop"):
+            late.begin_epoch("p", 0, "elsewhere", 2, 1.0)
 
     monkeypatch.setattr(operator, "_start_stream", start)
-    with cli.opened() as (_, store):
-        epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
-        store.end_epoch("p", epoch, "failed", "the source is away", "TransientError")
-    if by == "task":
-        stop = CdcStopOperator(task_id="stop", pipeline=cli.value, deferrable=False)
-        assert stop.execute(CONTEXT)["epoch"] is None
-    else:
-        with monkeypatch.context():
-            assert cli.call("stop").out == "no stream is running, and none is restarted\n"
-    assert operator.resume(CONTEXT, {}, supervised=True)["epoch"] == epoch
-    assert not started
-    with pytest.raises(AirflowFailException, match="started"):
-        operator.resume(CONTEXT, {})
-    assert started == [None]
+    first = SimpleNamespace(**vars(TI) | {"max_tries": 1})
+    result = operator.execute(cast(Any, {"ti": first}))
+    assert (result["epoch"], result["state"]) == (1 if earlier else None, "stopped")
 
 
-@pytest.mark.parametrize(("retries", "is_cleared"), [(0, True), (1, False)])
-def test_a_stop_between_two_tries(cli: Cli, monkeypatch: pytest.MonkeyPatch, retries: int, is_cleared: bool) -> None:
-    """It holds for a retry, and not for a task that a user has cleared."""
-    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value, retries=retries)
-    second: Any = {"ti": SimpleNamespace(**vars(TI) | {"try_number": 2, "max_tries": 1})}
-    monkeypatch.setattr(operator, "_start_stream", lambda *_: pytest.fail("started"))
-    with cli.opened() as (_, store):
-        epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0, details={"supervisor": task_label(CONTEXT)})
-        store.end_epoch("p", epoch, "failed", "the source is away", "TransientError")
-        assert not store.stop_stream("p", "a user")
-    with pytest.raises(pytest.fail.Exception) if is_cleared else nullcontext():
-        assert operator.execute(second)["epoch"] == epoch
+def test_who_may_start_a_stream_that_a_user_has_stopped(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new run of the DAG, or a clear; not a retry, and not what a task continues with after it was deferred."""
+    started = []
+
+    def start(*_: Any) -> None:
+        started.append(True)
+        raise NotReadyError("started", "")
+
+    def run(**kwargs: Any) -> None:
+        operator = CdcStreamOperator(task_id="stream", pipeline=cli.value, retries=1)
+        monkeypatch.setattr(operator, "_start_stream", start)
+        with cli.opened() as (_, store):
+            store.stop_stream("p", "a user")
+        with suppress(AirflowFailException):
+            if "try_number" in kwargs:
+                operator.execute(cast(Any, {"ti": SimpleNamespace(**vars(TI) | kwargs)}))
+            else:
+                operator.resume(CONTEXT, {}, **kwargs)
+
+    for kwargs, may_start in (
+        ({"try_number": 1, "max_tries": 1}, True),
+        ({"try_number": 2, "max_tries": 1}, False),
+        ({"try_number": 2, "max_tries": 2}, True),  # after a clear
+        ({"try_number": 3, "max_tries": 2}, False),
+        ({"allow": True}, True),  # the first try could not reach the state database yet
+        ({}, False),
+    ):
+        run(**kwargs)
+        assert bool(started) is may_start, kwargs
+        started.clear()
 
 
-def test_a_stop_while_a_driver_starts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its epoch may have begun since, because the request came before that."""
-    driver = SimpleNamespace(
-        description="a driver",
-        log=None,
-        has_ended=lambda: True,  # so that this ends if nothing is raised
-        raise_error=lambda: None,
-        has_begun=lambda run: run.epoch == 2,
+def test_a_driver_that_waits_for_its_turn_is_ended_by_a_stop(cli: Cli) -> None:
+    looks = iter([False] * 3)  # so that this ends if the driver is waited for
+    driver: Any = SimpleNamespace(
+        description="a driver", log=None, has_ended=lambda: next(looks), has_begun=lambda run: False
     )
     with cli.opened() as (context, store):
-        epoch = store.begin_epoch("p", 0, "elsewhere", 1, 1.0)
-        store.end_epoch("p", epoch, "failed", "the source is away", "TransientError")
-        last = store.newest_epoch("p")
-        assert not store.stop_stream("p", "a user")
-        for begins in (False, True):
-            if begins:
-                assert store.begin_epoch("p", 0, "elsewhere", 2, 1.0) == 2
-            with pytest.raises(StoppedByUser):
-                _wait_for_epoch(driver, context, store, logging.getLogger(), lambda: False, last)
-        begun = _wait_for_epoch(driver, context, store, logging.getLogger(), lambda: False, None)
-        assert begun is not None and begun.epoch == 2
-
-
-def test_an_epoch_that_takes_over_is_no_stop_by_a_user(cli: Cli) -> None:
-    with cli.opened() as (_, store):
-        for pid in (1, 2):
-            store.begin_epoch("p", 0, "elsewhere", pid, 1.0)
-        lost = store.epoch_row("p", 1)
-        assert lost is not None and lost.desired_state == "stop" and not is_stopped_by_user(lost)
+        store.stop_stream("p", "a user")
+        assert _wait_for_epoch(driver, context, store, logging.getLogger(), lambda: False) is None
 
 
 @pytest.mark.parametrize(("max_tries", "cleared"), [(1, True), (2, False)])

@@ -9,21 +9,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from sqlalchemy import update
 
-from airflow_provider_cdc import CdcResnapshotOperator, CdcSnapshotOperator, CdcStopOperator, CdcVerifyOperator
+from airflow_provider_cdc import CdcResnapshotOperator, CdcSnapshotOperator, CdcVerifyOperator
 from airflow_provider_cdc.airflow.operators.base import make_driver_request
-from airflow_provider_cdc.cli.control import stop
 from airflow_provider_cdc.driver.cluster_driver import DriverHeartbeat, LastLine
 from airflow_provider_cdc.driver.launchers import cluster, launcher
-from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver, starting_stream_drivers
+from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret
 from airflow_provider_cdc.driver.request import DriverRequest
 from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
@@ -211,30 +207,6 @@ def test_a_job_is_killed_whether_the_state_database_answers_or_not(
     assert row is not None and row.state == ("ended" if answers else "running")
 
 
-def test_which_streams_are_starting(store: StateDatabase) -> None:
-    """Not one whose epoch has begun, whose job is over or unknown, or that was never submitted."""
-    assert starting_stream_drivers(store, "p") == []
-    running_driver(store)
-    store.create_driver("g", "p", what="chunk groups 1", requester="t", sealed="s")
-    assert [row.id for row in starting_stream_drivers(store, "p")] == ["d"]
-    assert ClusterDriver(store, Manager(Job()), "d").may_begin()
-    for job in (None, Job(is_over=True)):
-        assert not ClusterDriver(store, Manager(job), "d").may_begin()
-    store.create_driver("e", "p", what="stream 1", requester="t", sealed="s")
-    assert ClusterDriver(store, Manager(None), "e").may_begin(), "it is being submitted"
-    store._update(update(DriverRow).values(created_at=utc_now() - timedelta(hours=1)))
-    assert not ClusterDriver(store, Manager(None), "e").may_begin()
-
-
-@pytest.mark.parametrize("job", [None, Job()], ids=["not created yet", "created"])
-def test_a_process_that_only_looks_changes_nothing(store: StateDatabase, job: Job | None) -> None:
-    """The task may be submitting the driver, or may be dead: then the driver must not begin."""
-    store.create_driver("d", "p", what="stream 0", requester="t", sealed="s")
-    assert ClusterDriver(store, Manager(job, unknown_seconds=0.0), "d").may_begin()
-    row = store.driver("d")
-    assert row is not None and (row.state, row.handle) == ("wanted", None)
-
-
 def test_a_driver_is_ended_only_by_the_try_that_it_works_for(store: StateDatabase) -> None:
     """A try whose host was frozen may wake up when the next one has taken over its driver."""
     manager, first = Manager(Job()), running_driver(store)
@@ -315,26 +287,6 @@ def test_a_task_that_is_ended_before_its_driver_is_known(tmp_path: Path, monkeyp
     monkeypatch.setattr("airflow_provider_cdc.airflow.operators.cdc.make_driver_request", lambda *_, **__: None)
     with pytest.raises(TransientError, match="while it started a Spark driver"):
         operator._run_driver(task_context("t"), SimpleNamespace(pipeline=None), {})  # type: ignore[arg-type]
-
-
-def test_a_request_to_stop_a_stream_that_is_starting(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not succeed: the stream would begin later."""
-    monkeypatch.setattr(launcher, "cluster_manager", lambda _: Manager(Job()))
-    for name, value in cli.env.items():
-        monkeypatch.setenv(name, value)
-    with cli.opened() as (context, store):
-        context.plans.ensure(store)
-    operator = CdcStopOperator(task_id="stop", pipeline=str(cli.file), deferrable=False)
-    with cli.opened() as (_, store):
-        assert operator.execute(task_context("stop"))["epoch"] is None
-        store.create_driver("d", "p", what="stream 0", requester="t", sealed="s")
-        with pytest.raises(TransientError, match="a Spark driver for one is starting: Cluster: .* driver d"):
-            operator.execute(task_context("stop"))
-        store.end_driver("d", {"error": {"kind": "", "message": "", "remedy": ""}})
-        assert operator.execute(task_context("stop"))["epoch"] is None
-        store.create_driver("e", "p", what="stream 0", requester="t", sealed="s")
-    command = CliRunner().invoke(stop, ["-f", str(cli.file)])  # last: it removes the connections from the environment
-    assert isinstance(command.exception, TransientError) and "driver e" in str(command.exception), command.output
 
 
 def test_a_lost_driver_of_a_stream_is_ended(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_tries_of_a_task_ask_for_the_same() -> None:
             "exception: java.io.IOException: org.apache.hadoop.security.AccessControlException: Client "
             "cannot authenticate via:[TOKEN, KERBEROS]\n\tat x\nCaused by: java.io.IOException: Client cannot "
             "authenticate via:[TOKEN, KERBEROS]",
-            NotReadyError,
+            TransientError,
             "Give the user of the Airflow worker a ticket (kinit; KRB5CCNAME names its file)",
         ),
         (

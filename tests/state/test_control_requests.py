@@ -35,6 +35,7 @@ def reader(address: URL | str) -> Iterator[StateDatabaseReader]:
 
 
 def begin(reader: StateDatabaseReader) -> int:
+    reader.allow_stream(P)
     return reader.begin_epoch(P, 0, "host", 1, 1.0)
 
 

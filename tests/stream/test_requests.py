@@ -225,6 +225,7 @@ def test_all_tables_may_be_suspended(server: MySQLServer, cli: Cli, books: State
 def going(cli: Cli, *, catch_up: bool = False) -> Iterator[tuple[Epoch, threading.Thread]]:
     """The stream runs in a thread; it is stopped at the end, if it has not ended by itself."""
     with cli.opened() as (context, store):
+        store.allow_stream(context.pipeline.name)
         epoch = begin_epoch(context, store, catch_up=catch_up)
         thread = threading.Thread(target=run_epoch_in_process, args=(epoch,))
         thread.start()

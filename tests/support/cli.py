@@ -183,6 +183,7 @@ class Cli:
     def epoch(self, batch_bytes: int = 1 << 28) -> Iterator[Epoch]:
         """An epoch of the stream that has begun, to be driven by the test."""
         with self.opened() as (context, store):
+            store.allow_stream(context.pipeline.name)
             found = begin_epoch(context, store, catch_up=True)
             found.job = replace(found.job, max_batch_bytes=batch_bytes)
             try:
@@ -194,6 +195,7 @@ class Cli:
     def streaming(self) -> Iterator[Epoch]:
         """The stream runs meanwhile, in a thread."""
         with self.opened() as (context, store):
+            store.allow_stream(context.pipeline.name)
             epoch = begin_epoch(context, store, catch_up=False)
             thread = threading.Thread(target=run_epoch_in_process, args=(epoch,))
             thread.start()

@@ -72,6 +72,7 @@ def stream(
 
     :param age: of the newest batch.
     """
+    store.allow_stream(name)
     epoch = store.begin_epoch(name, 0, "host-1", 4242, 1.0, details={"mode": "continuous", "log": "/logs/1.log"})
     for number in range(batches):
         places: dict[str, Any] = {"start_offset": position(number), "end_offset": position(number + 1)}

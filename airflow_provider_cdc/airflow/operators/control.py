@@ -63,23 +63,18 @@ class CdcStopOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Request the stop and wait for it."""
-        from airflow_provider_cdc.driver.launchers.launcher import describe_starting_stream, starting_stream_error
-
         until = time.time() + self.timeout.total_seconds()
         with map_task_errors(self.log):
             run_context = make_run_context(self.pipeline, self.log)
             name = run_context.plans.require().pipeline
             with closing(run_context.open_state_database()) as store:
                 run, is_alive = run_context.liveness.wait_until_known(store, name)
-                if run is None or not is_alive:
-                    store.stop_stream(name, by=task_label(context))  # a task may be about to restart it
-                    if (starting := describe_starting_stream(run_context, store)) is not None:
-                        raise starting_stream_error(starting)
-                    last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
-                    self.log.info("no stream of %s is running%s", name, last_run_text)
-                    return {"epoch": None, "state": None, "end": None}
                 # stop_stream(), not request_stop(): after the latter the stream's task starts the next epoch.
                 store.stop_stream(name, by=task_label(context))
+                if run is None or not is_alive:
+                    last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
+                    self.log.info("no stream of %s is running%s; none that is starting begins", name, last_run_text)
+                    return {"epoch": None, "state": None, "end": None}
                 self.log.info("epoch %s on %s was asked to stop", run.epoch, run.host)
                 if self.deferrable:
                     self._defer(run_context, run.epoch, until)

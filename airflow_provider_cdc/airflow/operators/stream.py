@@ -35,7 +35,6 @@ from airflow_provider_cdc.airflow.operators.stream_epoch import (
     count_failure,
     decide_after_epoch,
     emit_catch_up_events,
-    is_stopped_by_user,
     parse_paused,
     pause_or_resume,
     summarize,
@@ -148,8 +147,8 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         self._killed = self._pause_pending = False
         #: Whether this try has not found a stream yet. Only then does it check for changed pipeline settings.
         self._is_first_look = False
-        #: Whether the task has supervised a stream since it was started. A user's stop from before that is past.
-        self._has_supervised = False
+        #: Whether a request to stop from before the task was started has still to be lifted.
+        self._must_allow_stream = False
         #: The run that this process supervises, for :meth:`on_kill`.
         self._supervised_run: tuple[RunContext, EpochRow, str] | None = None
 
@@ -158,6 +157,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         with map_task_errors(self.log):
             self._pause_pending = parse_paused(self.paused) is not None
         self._is_first_look = True
+        self._must_allow_stream = self._is_first_try(context)
         if (run := context.get("dag_run")) is not None and run.logical_date is None:
             self.log.warning(
                 "this DAG run has no logical date. `airflow tasks test %s` without a date deletes such a run, which "
@@ -175,7 +175,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         seconds: float = 0.0,
         pending: Mapping[str, Any] | None = None,
         fresh: bool = False,
-        supervised: bool = False,
+        allow: bool = False,
     ) -> dict[str, Any]:
         """Continue after the trigger has fired or a wait is over.
 
@@ -185,9 +185,9 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             ``seconds``.
         :param pending: an event that could not be handled before the wait.
         :param fresh: whether the task still has to apply ``paused``, because it has not supervised a stream yet.
-        :param supervised: whether it has supervised one.
+        :param allow: whether it still has to lift a user's earlier request to stop.
         """
-        self._pause_pending, self._has_supervised = fresh, supervised or "epoch" in event
+        self._pause_pending, self._must_allow_stream = fresh, allow
         restarts = RestartHistory(failures, seconds, tuple(losses))
         event = pending or event
         if "alerts" in event:
@@ -230,6 +230,9 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                             if result is not None:
                                 return self._finish(context, run_context, store, result)
                             event = None
+                        if self._must_allow_stream:
+                            store.allow_stream(run_context.pipeline.name)
+                            self._must_allow_stream = False
                         try:
                             epoch, found_running = self._find_or_start(context, run_context, store)
                         except StoppedByUser:
@@ -258,10 +261,12 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         return result
 
     def _finish_stopped(self, context: Context, run_context: RunContext, store: StateDatabase) -> dict[str, Any]:
-        run = store.newest_epoch(run_context.pipeline.name)
-        assert run is not None
-        self.log.info("epoch %s was asked to stop before it was restarted: the stream ends", run.epoch)
-        return self._finish(context, run_context, store, summarize(store, run.pipeline, run.epoch))
+        name = run_context.pipeline.name
+        self.log.info("%s has asked the stream to stop: it is not started", store.stop_requester(name))
+        self._hooks.notify(context, store, run_context.pipeline, self.log)
+        run = store.newest_epoch(name)
+        self.task_result = {**summarize(store, name, run.epoch if run else 0), "state": WatchOutcome.STOPPED}
+        return self.task_result
 
     def _should_defer(self) -> bool:
         pod = bool(os.environ.get(_POD_VARIABLE)) and make_run_context(self.pipeline, self.log).cluster is None
@@ -300,7 +305,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                 **_resume_kwargs(restarts.after_delay()),
                 "pending": event,
                 "fresh": self._pause_pending,
-                "supervised": self._has_supervised,
+                "allow": self._must_allow_stream,
             },
         )
 
@@ -347,16 +352,15 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         """Make sure that a stream runs.
 
         :returns: its epoch, and whether it was found running.
-        :raises StoppedByUser: if a user asked for the end of the last run.
+        :raises StoppedByUser: if a user has asked the stream to stop.
         """
         logged_waiting = False
         while not self._killed:
             run, is_alive = run_context.liveness.check_once(store, run_context.pipeline.name)
             if run is None or is_alive is False:
-                last = run if self._has_supervised or self._is_retry(context, run) else None
-                if is_stopped_by_user(last):
+                if store.stop_requester(run_context.pipeline.name) is not None:
                     raise StoppedByUser
-                new_run = self._start_stream(context, run_context, store, last)
+                new_run = self._start_stream(context, run_context, store)
                 if new_run is not None:
                     return new_run.epoch, False
             elif run.desired_state != "stop" and is_alive:
@@ -391,11 +395,6 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         """
         return is_superseded_by(run.supervisor or "", task_label(context)) and self._is_first_try(context)
 
-    def _is_retry(self, context: Context, run: EpochRow | None) -> bool:
-        """Return whether an earlier try of the task supervised the run, and the task was not cleared since."""
-        supervisor = (run and run.supervisor) or ""
-        return is_superseded_by(supervisor, task_label(context)) and not self._is_first_try(context)
-
     def _is_first_try(self, context: Context) -> bool:
         """Return whether this is the first try of the task, or its first since it was cleared."""
         ti = context["ti"]
@@ -421,19 +420,15 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
             pause_or_resume(store, run_context.pipeline.name, self.paused, task_label(context), self.log)
             self._pause_pending = False
         self._supervised_run = run_context, run, task_label(context)
-        self._has_supervised = True
 
-    def _start_stream(
-        self, context: Context, run_context: RunContext, store: StateDatabase, last: EpochRow | None
-    ) -> EpochRow | None:
-        """Start a stream and supervise it. Return ``None`` if another one started first."""
+    def _start_stream(self, context: Context, run_context: RunContext, store: StateDatabase) -> EpochRow | None:
+        """Start a stream and supervise it. Return ``None`` if another one started first, or a user has stopped it."""
         lease, catch_up = self.lease_seconds, self._is_catch_up(run_context)
         with start_stream(
             run_context,
             store,
             self.log,
             lambda: self._killed,
-            last=last,
             requester=task_identity(context),
             catch_up=catch_up,
             lease=lease,

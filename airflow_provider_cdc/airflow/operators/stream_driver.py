@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.airflow.operators.base import log_driver_tail, make_driver_request
-from airflow_provider_cdc.airflow.operators.stream_epoch import StoppedByUser, is_stopped_by_user
 from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.system.processes import is_on_this_machine, process_start_time
 
@@ -32,25 +31,22 @@ def start_stream(
     logger: Any,
     is_killed: Callable[[], bool],
     *,
-    last: EpochRow | None,
     requester: str,
     catch_up: bool,
     lease: float | None,
 ) -> Iterator[EpochRow | None]:
-    """Start a driver and wait for its epoch. Yield ``None`` if another stream started first.
+    """Start a driver and wait for its epoch. Yield ``None`` if another stream started first, or a user stops it.
 
     The driver is released at the end of the block. Until then it ends on an error in the block, and a process on this
     host ends together with this process.
 
     :param logger: the task's logger.
     :param is_killed: returns whether the task is being killed.
-    :param last: the run that this one continues, which a user may still stop; ``None`` if this is the task's first.
     :param requester: identity of the task, the same for all its tries.
     :param catch_up: whether the stream ends at the source's current position.
     :param lease: seconds after which a stream that no task supervises ends itself.
     :raises CdcError: the error that ended the driver before it had an epoch.
     :raises TransientError: if the task is killed first.
-    :raises StoppedByUser: if a user stops the stream first.
     """
     from airflow_provider_cdc.driver.launchers.launcher import make_launcher
 
@@ -58,7 +54,7 @@ def start_stream(
     logger.info("starting a Spark driver")
     with make_launcher(run_context).start_stream(request, requester, is_killed) as driver:
         logger.info("started the Spark driver, %s", driver.description)
-        run = _wait_for_epoch(driver, run_context, store, logger, is_killed, last)
+        run = _wait_for_epoch(driver, run_context, store, logger, is_killed)
         yield run
         if run is not None:
             driver.release()
@@ -70,7 +66,6 @@ def _wait_for_epoch(
     store: StateDatabase,
     logger: Any,
     is_killed: Callable[[], bool],
-    last: EpochRow | None,
 ) -> EpochRow | None:
     described = driver.description
     while not is_killed():
@@ -78,14 +73,15 @@ def _wait_for_epoch(
         if driver.description != described:
             described = driver.description
             logger.info("%s", described)
-        run = None
+        run, is_stopped = None, False
         with suppress(TransientError):  # the driver is alive: an outage of the state database is no reason to give up
             run = store.newest_epoch(run_context.pipeline.name)
-            if last is not None and is_stopped_by_user(store.epoch_row(last.pipeline, last.epoch)):
-                raise StoppedByUser
+            is_stopped = store.stop_requester(run_context.pipeline.name) is not None
         if run is not None and driver.has_begun(run):
             logger.info("stream epoch %s has begun; Spark UI: %s", run.epoch, run.ui or "none")
             return run
+        if is_stopped:  # it could not begin, and might wait for its turn in a cluster for hours
+            return None
         if has_ended:
             if run is None or run_context.liveness.is_alive(run) is False:
                 log_driver_tail(run_context, logger, driver.log)

@@ -95,12 +95,7 @@ def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: E
 
 
 class StoppedByUser(Exception):
-    """A user has asked the stream to stop, after its last run had failed."""
-
-
-def is_stopped_by_user(run: EpochRow | None) -> bool:
-    """Return whether a user has asked for the end of a run. This is final, also if the run has failed or was lost."""
-    return run is not None and run.desired_state == "stop" and run.stop_by is None
+    """A user has asked the stream to stop while none was running."""
 
 
 class RestartNeeded(Exception):
@@ -157,8 +152,8 @@ def decide_after_epoch(
         )
     else:
         error = None
-    if isinstance(error, TransientError) and is_stopped_by_user(run):
-        log.warning("%s. It had been asked to stop, so the stream is not restarted", error)
+    if isinstance(error, TransientError) and (by := store.stop_requester(pipeline)) is not None:
+        log.warning("%s. %s had asked it to stop, so the stream is not restarted", error, by)
         if verdict is WatchOutcome.LOST:
             store.end_epoch(pipeline, epoch, WatchOutcome.FAILED, error.message, type(error).__name__)
         return summarize(store, pipeline, epoch)
@@ -220,16 +215,15 @@ def emit_catch_up_events(
 
 
 def summarize(store: StateDatabase, pipeline: str, epoch: int) -> dict[str, Any]:
-    """Return the task's result after its last epoch."""
+    """Return the task's result after an epoch, which may have been its last; empty if there is no such epoch."""
     run = store.epoch_row(pipeline, epoch)
-    assert run is not None
-    tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if row.state == "suspended"]
+    tables = [f"{row.database}.{row.name}" for row in store.table_states(pipeline) if row.state == "suspended"]
     return {
-        "epoch": run.epoch,
-        "state": run.state,
-        "batches": run.batches,
-        "changes": run.changes,
-        "start": run.start_offset,
-        "end": run.end_offset,
+        "epoch": run and run.epoch,
+        "state": run and run.state,
+        "batches": run.batches if run else 0,
+        "changes": run.changes if run else 0,
+        "start": run and run.start_offset,
+        "end": run and run.end_offset,
         "suspended": tables,
     }

@@ -16,22 +16,21 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc import __version__
-from airflow_provider_cdc.driver.launchers.cluster_manager import ClusterJob, ClusterManager
+from airflow_provider_cdc.driver.launchers.cluster_manager import ClusterManager
 from airflow_provider_cdc.driver.launchers.sealed_request import DriverSecret, new_key, seal
-from airflow_provider_cdc.driver.request import STREAM
 from airflow_provider_cdc.driver.spark_session import UI_LINE_PREFIX
 from airflow_provider_cdc.model.errors import (
     REPORT_REMEDY,
     AlreadyRunningError,
     CdcError,
     NotReadyError,
+    StreamStoppedError,
     TerminalError,
     TransientError,
     UnexpectedError,
     make_error,
 )
 from airflow_provider_cdc.model.supervision import LOST_AFTER_SECONDS, HeartbeatMonitor
-from airflow_provider_cdc.state import utc_now
 from airflow_provider_cdc.system.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ _SILENT_SECONDS, _OUTAGE_SECONDS = 60.0, 3600.0
 _KILL_SECONDS = 4.0
 #: Seconds of these for the state database, before the job is killed without it.
 _ROW_SECONDS = 1.0
-#: Seconds after which a driver that was never submitted is not expected any more.
-_SUBMIT_SECONDS = 600.0
 #: Seconds for a driver that has recorded its error to end.
 _ERROR_SECONDS = 15.0
 _TAIL_LINES = 40
@@ -68,6 +65,8 @@ class ClusterDriver:
         self._monitor = HeartbeatMonitor(LOST_AFTER_SECONDS)
         self._row: DriverRow | None = None
         self._asked_at, self._known_at = float("-inf"), time.monotonic()
+        #: Since when the manager has answered that it does not know the driver.
+        self._unknown_since: float | None = None
         self._released = self._is_ended_here = self._is_silent = self._has_other_owner = False
         #: The try of the task that the driver works for; ``None`` for a process that only looks at it.
         self.owner: str | None = None
@@ -148,54 +147,37 @@ class ClusterDriver:
         self.owner = owner
         self._store.change_driver_owner(self._driver, owner)
 
-    def may_begin(self) -> bool:
-        """Return whether it runs or may still do so. If the manager does not answer, it may.
-
-        This writes nothing: its task may be submitting it right now.
-        """
-        try:
-            row = self._store.driver(self._driver)
-        except TransientError as error:
-            self._outage = error.message
-            return True
-        if row is None or row.state == "ended":
-            return False
-        self._row = row
-        try:
-            job = self._manager.find_job(self._driver)
-        except CdcError as error:
-            self._manager_says = str(error)
-            return True
-        if job is not None:
-            self._manager_says = str(job)
-            return not job.is_over
-        # It is being submitted, unless its task died before that.
-        return row.state == "wanted" and (utc_now() - row.created_at).total_seconds() < _SUBMIT_SECONDS
-
     def can_be_adopted(self) -> bool:
         """Return whether another try of the task can continue with it."""
         return self.confirm()
 
     def _ask_manager(self, row: DriverRow) -> None:
         """Record what the manager says of a driver that does not speak for itself."""
-        job: ClusterJob | None = None
-        seconds_until_lost = self._manager.unknown_seconds
+        now = time.monotonic()
         try:
             job = self._manager.find_job(self._driver)
-            self._manager_says = str(job) if job is not None else f"{self._manager.name} does not know it"
         except CdcError as error:
             may_wait = row.state != "running" and isinstance(error, TransientError)
-            self._manager_says, seconds_until_lost = str(error), _OUTAGE_SECONDS if may_wait else _SILENT_SECONDS
-        if job is None:
-            if time.monotonic() - self._known_at > seconds_until_lost:
-                self._end(UnexpectedError(f"the Spark driver was lost: {self._manager_says}", "Run the task again"))
+            self._manager_says, self._unknown_since = str(error), None
+            if now - self._known_at > (_OUTAGE_SECONDS if may_wait else _SILENT_SECONDS):
+                self._end_as_lost()
             return
+        if job is None:
+            self._manager_says = f"{self._manager.name} does not know it"
+            self._unknown_since = now if self._unknown_since is None else self._unknown_since
+            if now - max(self._unknown_since, self._known_at) >= self._manager.unknown_seconds:
+                self._end_as_lost()
+            return
+        self._manager_says, self._unknown_since = str(job), None
         self._known_at = time.monotonic()
         if row.handle is None or (row.log is None and job.log is not None):
             self._store.record_submission(self._driver, job.id, job.link, job.log)
         if job.is_over:
             remedy = f"See its log: {row.log or job.log or job.link}"
             self._end(UnexpectedError(f"the Spark driver ended without a result: {job}", remedy))
+
+    def _end_as_lost(self) -> None:
+        self._end(UnexpectedError(f"the Spark driver was lost: {self._manager_says}", "Run the task again"))
 
     def _end(self, error: CdcError) -> None:
         self._is_ended_here = True
@@ -263,11 +245,9 @@ class ClusterDriver:
 
     def _kill_job(self, has_ended: threading.Event) -> None:
         has_ended.wait(_ROW_SECONDS)  # the row should say who has ended the driver
-        if self._has_other_owner:
-            return
         with suppress(CdcError):
             job = self._manager.find_job(self._driver)
-            if job is not None and job.is_active:
+            if job is not None and job.is_active and not self._has_other_owner:
                 self._manager.kill(job.id)
 
     def has_ended(self) -> bool:
@@ -280,10 +260,10 @@ class ClusterDriver:
         return self.log is not None and epoch.log == self.log
 
     def raise_error(self) -> None:
-        """Raise the error that ended the driver, unless it gave way to another stream."""
+        """Raise the error that ended the driver, unless it gave way to another stream or a user's request to stop."""
         try:
             self.wait_for_outcome()
-        except AlreadyRunningError:
+        except (AlreadyRunningError, StreamStoppedError):
             return
         raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT_REMEDY}")
 
@@ -414,14 +394,3 @@ class ClusterLauncher(ABC):
             driver.terminate()
             raise
         return driver
-
-
-def starting_stream_drivers(store: StateDatabase, pipeline: str) -> list[DriverRow]:
-    """Return the drivers of the stream that have not ended according to their rows, and have not begun an epoch.
-
-    :param pipeline: name of the pipeline.
-    """
-    newest = store.newest_epoch(pipeline)
-    log = newest.log if newest is not None else None
-    streams = [row for row in store.live_drivers(pipeline) if row.what.startswith(f"{STREAM} ")]
-    return [row for row in streams if row.log is None or row.log != log]

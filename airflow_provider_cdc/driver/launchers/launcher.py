@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.config.spark_conf import KubernetesCluster
-from airflow_provider_cdc.model.errors import CdcError, TransientError, UnexpectedError
+from airflow_provider_cdc.model.errors import CdcError, UnexpectedError
 from airflow_provider_cdc.spark.resource_manager import tail_driver_log
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class StreamDriver(Protocol):
     def raise_error(self) -> None:
         """Raise the error of a driver that ended without an epoch.
 
-        Return instead if the driver gave way to another stream.
+        Return instead if the driver gave way to another stream, or to a user's request to stop.
         """
 
     def release(self) -> None:
@@ -130,34 +130,6 @@ def end_lost_stream(context: RunContext, store: StateDatabase, log: str | None) 
                 store.end_driver(row.id, {"error": error.to_json()})
         return explanation
     return ""
-
-
-def describe_starting_stream(context: RunContext, store: StateDatabase) -> str | None:
-    """Return what is known of a driver of the stream in a cluster that has not begun its epoch; ``None`` if there is
-    none.
-    """
-    from airflow_provider_cdc.driver.launchers.cluster import ClusterDriver, starting_stream_drivers
-
-    rows = starting_stream_drivers(store, context.pipeline.name)
-    manager = cluster_manager(context) if rows else None
-    if manager is not None:
-        for row in rows:
-            driver = ClusterDriver(store, manager, row.id)
-            if driver.may_begin():
-                return driver.description
-    return None
-
-
-def starting_stream_error(description: str) -> TransientError:
-    """Return the error of a request to stop a stream that has not begun.
-
-    :param description: what :func:`describe_starting_stream` returns.
-    """
-    return TransientError(
-        f"no stream is running yet, but a Spark driver for one is starting: {description}",
-        "Mark the stream's task as success, which ends this driver; or try again when the stream has begun. If that "
-        "task no longer runs, the driver ends two minutes after its start",
-    )
 
 
 def clean_up_stream(context: RunContext, log: str | None) -> None:

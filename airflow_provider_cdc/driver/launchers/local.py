@@ -17,6 +17,7 @@ from airflow_provider_cdc.config.connections import environment_without_airflow
 from airflow_provider_cdc.model.errors import (
     REPORT_REMEDY,
     AlreadyRunningError,
+    StreamStoppedError,
     TerminalError,
     TransientError,
     UnexpectedError,
@@ -200,10 +201,10 @@ class LocalStreamDriver:
         return epoch.log == self.log
 
     def raise_error(self) -> None:
-        """Raise the error that ended the driver, unless it gave way to another stream."""
+        """Raise the error that ended the driver, unless it gave way to another stream or a user's request to stop."""
         try:
             read_outcome(result_file(self._log), self._process.wait())
-        except AlreadyRunningError:
+        except (AlreadyRunningError, StreamStoppedError):
             return
         except UnexpectedError:
             raise

@@ -124,7 +124,7 @@ def _submission_error(code: int, text: str, queue: str | None) -> NotReadyError 
     if (denied := next(filter(None, map(_NO_RIGHT_IN_HDFS.search, found)), None)) is not None:
         return _hdfs_error(**denied.groupdict())
     if (ticket := next(filter(_NO_TICKET.search, found), None)) is not None:
-        return NotReadyError(
+        return TransientError(  # it may be about to be renewed
             f"spark-submit has no valid Kerberos ticket: {' '.join(ticket.split())[:500]}",
             "Give the user of the Airflow worker a ticket (kinit; KRB5CCNAME names its file), and keep it renewed",
         )

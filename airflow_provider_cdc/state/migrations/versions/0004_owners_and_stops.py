@@ -1,4 +1,4 @@
-"""The try of a task that a driver in a cluster works for."""
+"""The try of a task that a driver in a cluster works for, and the user who has asked a stream to stop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ branch_labels = None
 depends_on = None
 
 _TEXT = sa.String(64).with_variant(mysql.VARCHAR(64, collation="utf8mb4_bin"), "mysql", "mariadb")
+_LONG = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 def upgrade() -> None:
     with op.batch_alter_table("drivers") as batch:
         batch.add_column(sa.Column("owner", _TEXT, nullable=True))
+    with op.batch_alter_table("pipelines") as batch:
+        batch.add_column(sa.Column("stop_requested_by", _LONG, nullable=True))
