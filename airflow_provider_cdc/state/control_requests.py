@@ -149,7 +149,7 @@ class ControlRequestRecords(StreamRecords):
             newest = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
             if newest is None:
                 return False
-            if epoch is None:  # a pause lasts until somebody stops the stream
+            if epoch is None:  # a pause lasts until a user stops the stream
                 newest.paused_by = newest.paused_at = None
             elif epoch == newest.epoch:
                 newest.stop_user = requester

@@ -98,7 +98,7 @@ class PipelineRow(Base):
 
     ``source`` describes the server in human-readable terms: ``conn_id``, ``host``, ``port`` and ``version``, never a
     user or a password. ``past_batches`` and ``past_changes`` are totals of runs of its stream that are no longer kept.
-    ``stop_requested_by`` is the user who has asked the stream to stop; until somebody starts it anew, no run begins.
+    ``stop_requested_by`` is the user who has asked the stream to stop; until it is started again, no run begins.
     """
 
     __tablename__ = "pipelines"
