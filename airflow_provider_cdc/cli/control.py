@@ -39,9 +39,9 @@ def _epoch_text(context: RunContext, store: StateDatabase) -> str:
 def stop(path: str, by: str | None) -> None:
     """Ask the running stream to stop at a transaction boundary."""
     with open_for_request(path, by) as (context, store, name):
-        accepted = store.stop_stream(context.pipeline.name, name)
+        epoch = store.stop_stream(context.pipeline.name, name)
         not_running = "no stream is running, and none that is starting begins"
-        click.echo(f"{_epoch_text(context, store)} was asked to stop" if accepted else not_running)
+        click.echo(not_running if epoch is None else f"epoch {epoch} was asked to stop")
 
 
 @cli.command()

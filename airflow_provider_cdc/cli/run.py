@@ -54,6 +54,7 @@ def snapshot(path: str) -> None:
 def stream(path: str, catch_up: bool) -> None:
     """Follow the binlog from where the last run ended."""
     with open_for_run(path, need_snapshot=True, for_stream=True) as (context, store, spark):
+        store.allow_stream(context.pipeline.name)
         _run_stream(context, store, spark, catch_up)
 
 
@@ -64,6 +65,7 @@ def run(path: str, catch_up: bool) -> None:
     """Run all phases in order: preflight, plan, snapshot, stream."""
     with open_for_run(path) as (context, store, spark):
         context.require_stream_master()
+        store.allow_stream(context.pipeline.name)
         _run_snapshot(context, store, spark)
         with session_for_stream(context, spark) as stream_spark:
             _run_stream(context, store, stream_spark, catch_up)
@@ -136,7 +138,6 @@ def _run_stream(context: RunContext, store: StateDatabase, spark: SparkSession, 
     from airflow_provider_cdc.driver.phases import run_stream_epoch
 
     catch_up = catch_up or context.pipeline.stream.mode == "catch_up"
-    store.allow_stream(context.pipeline.name)
     restarts, stop = RestartHistory(), threading.Event()
     while not stop.is_set():
         started_at, before = time.monotonic(), _newest_epoch(context, store)

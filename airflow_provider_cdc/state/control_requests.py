@@ -131,36 +131,40 @@ class ControlRequestRecords(StreamRecords):
                 add_event_row(session, pipeline, "stream_resumed", detail, by=by)
             return True
 
-    def stop_stream(self, pipeline: str, by: str) -> bool:
+    def stop_stream(self, pipeline: str, by: str) -> int | None:
         """Ask the stream to stop on behalf of a user, as ``airflow-cdc stop`` does.
 
         This is final: no run begins until :meth:`allow_stream`, also if one is starting or about to be restarted.
 
         :param by: name of the requester.
-        :return: whether a stream is running.
+        :return: the epoch that was asked, or ``None`` if no stream is running.
         """
         requester = storable_text(by)
         with self._write_session() as session:
             row = session.get(PipelineRow, pipeline, with_for_update=True)
+            newest = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
+            epoch = None
+            if newest is not None:
+                newest.paused_by = newest.paused_at = None  # a pause lasts until a user stops the stream
+                if newest.state == "running":
+                    newest.desired_state, newest.stop_by, newest.stop_user = "stop", None, requester
+                    epoch = newest.epoch
+            if epoch is not None or (row is not None and row.stop_requested_by is None):
+                detail = "the stream was asked " + ("not to begin" if epoch is None else f"to stop (epoch {epoch})")
+                add_event_row(session, pipeline, "stream_stop", detail, by=by)
             if row is not None:
                 row.stop_requested_by = requester
-        epoch = self.request_stop(pipeline)
-        with self._write_session() as session:
-            newest = session.scalars(select_newest_epoch(pipeline).with_for_update()).first()
-            if newest is None:
-                return False
-            if epoch is None:  # a pause lasts until a user stops the stream
-                newest.paused_by = newest.paused_at = None
-            elif epoch == newest.epoch:
-                newest.stop_user = requester
-            if epoch is not None or newest.state == "failed":
-                detail = f"the stream was asked to stop (epoch {newest.epoch})"
-                add_event_row(session, pipeline, "stream_stop", detail, by=by)
-        return epoch is not None
+        return epoch
 
-    def allow_stream(self, pipeline: str) -> None:
-        """Let the stream begin again, although a user has asked it to stop before."""
-        self._update(update(PipelineRow).filter_by(name=pipeline).values(stop_requested_by=None))
+    def allow_stream(self, pipeline: str, request: str | None = None) -> None:
+        """Let the stream begin again, although a user has asked it to stop before.
+
+        :param request: identity of what starts it, the same for all tries of a task: only the first one counts.
+        """
+        with self._write_session() as session:
+            row = session.get(PipelineRow, pipeline, with_for_update=True)
+            if row is not None and (request is None or request != row.start_request):
+                row.stop_requested_by, row.start_request = None, request
 
     def stop_requester(self, pipeline: str) -> str | None:
         """Return the user who has asked the stream to stop since it was started; ``None`` if nobody has."""

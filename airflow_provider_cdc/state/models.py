@@ -99,6 +99,7 @@ class PipelineRow(Base):
     ``source`` describes the server in human-readable terms: ``conn_id``, ``host``, ``port`` and ``version``, never a
     user or a password. ``past_batches`` and ``past_changes`` are totals of runs of its stream that are no longer kept.
     ``stop_requested_by`` is the user who has asked the stream to stop; until it is started again, no run begins.
+    ``start_request`` is the request of a task that has last started it, the same for all tries.
     """
 
     __tablename__ = "pipelines"
@@ -109,6 +110,7 @@ class PipelineRow(Base):
     past_batches: Mapped[int] = mapped_column(default=0)
     past_changes: Mapped[int] = mapped_column(default=0)
     stop_requested_by: Mapped[str | None] = mapped_column(_LONG_TEXT)
+    start_request: Mapped[str | None] = mapped_column(_LONG_TEXT)
 
 
 class SnapshotRow(Base):

@@ -84,7 +84,7 @@ class StreamRecords(Database):
         with self._write_session() as session:
             row = session.get(PipelineRow, pipeline, with_for_update=True)
             if row is not None and row.epoch < epoch:
-                row.epoch = epoch
+                row.epoch, row.stop_requested_by = epoch, None  # it could not have begun otherwise
                 session.add(_new_epoch_row(pipeline, epoch, host, pid, pid_started, details))
 
     def record_heartbeat(self, pipeline: str, epoch: int, progress: bool) -> HeartbeatReply | None:

@@ -87,8 +87,11 @@ def test_a_stream_is_stopped_as_a_person_stops_it(cli: Cli) -> None:
             assert found == {"epoch": epoch, "state": "stopped", "end": None}
             run = store.newest_epoch(name)
             assert run is not None and run.stop_by is None
-            assert [event.by for event in store.last_events(name, 9) if event.kind == "stream_stop"] == [
-                "d.t, run r, try 1"
+            asked = [event for event in reversed(store.last_events(name, 9)) if event.kind == "stream_stop"]
+            assert {event.by for event in asked} == {"d.t, run r, try 1"}
+            assert [event.detail for event in asked] == [
+                "the stream was asked not to begin",
+                f"the stream was asked to stop (epoch {epoch})",
             ]
     assert stop(cli).execute(CONTEXT) == nothing
 

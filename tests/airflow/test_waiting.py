@@ -255,7 +255,7 @@ def test_a_stop_while_a_stream_is_started(
     monkeypatch.setattr(operator, "_start_stream", start)
     first = SimpleNamespace(**vars(TI) | {"max_tries": 1})
     result = operator.execute(cast(Any, {"ti": first}))
-    assert (result["epoch"], result["state"]) == (1 if earlier else None, "stopped")
+    assert (result["epoch"], result["state"], result["changes"]) == (None, "stopped", 0)
 
 
 def test_who_may_start_a_stream_that_a_user_has_stopped(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_who_may_start_a_stream_that_a_user_has_stopped(cli: Cli, monkeypatch: p
         with cli.opened() as (_, store):
             store.stop_stream("p", "a user")
         with suppress(AirflowFailException):
-            if "try_number" in kwargs:
+            if "max_tries" in kwargs:
                 operator.execute(cast(Any, {"ti": SimpleNamespace(**vars(TI) | kwargs)}))
             else:
                 operator.resume(CONTEXT, {}, **kwargs)
@@ -282,6 +282,8 @@ def test_who_may_start_a_stream_that_a_user_has_stopped(cli: Cli, monkeypatch: p
         ({"try_number": 2, "max_tries": 1}, False),
         ({"try_number": 2, "max_tries": 2}, True),  # after a clear
         ({"try_number": 3, "max_tries": 2}, False),
+        ({"run_id": "next", "try_number": 2, "max_tries": 1}, True),  # its first try has never begun
+        ({"run_id": "next", "try_number": 3, "max_tries": 1}, False),
         ({"allow": True}, True),  # the first try could not reach the state database yet
         ({}, False),
     ):

@@ -180,9 +180,10 @@ def test_a_pause_lasts_until_somebody_ends_it(reader: StateDatabaseReader) -> No
         epoch = begin(reader)
         assert run(reader) == ("run", None)
     assert told(reader) == [
+        ("stream_stop", "ann"),
         ("stream_paused", "ann"),
         ("stream_resumed", "bob"),
         ("stream_paused", "ann"),
         ("stream_resumed", "bob"),
-        *[("stream_paused", "ann"), ("stream_stop", "carl")] * 2,
+        *[("stream_paused", "ann"), ("stream_stop", "carl")] * 2,  # a repeated stop is no news
     ]

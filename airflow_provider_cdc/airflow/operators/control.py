@@ -68,17 +68,20 @@ class CdcStopOperator(PipelineOperator):
             run_context = make_run_context(self.pipeline, self.log)
             name = run_context.plans.require().pipeline
             with closing(run_context.open_state_database()) as store:
-                run, is_alive = run_context.liveness.wait_until_known(store, name)
                 # stop_stream(), not request_stop(): after the latter the stream's task starts the next epoch.
-                store.stop_stream(name, by=task_label(context))
-                if run is None or not is_alive:
+                asked_epoch = store.stop_stream(name, by=task_label(context))
+                run, is_alive = run_context.liveness.wait_until_known(store, name)
+                is_lost = run is not None and run.state == "running" and not is_alive
+                if asked_epoch is None or is_lost:
                     last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
                     self.log.info("no stream of %s is running%s; none that is starting begins", name, last_run_text)
                     return {"epoch": None, "state": None, "end": None}
-                self.log.info("epoch %s on %s was asked to stop", run.epoch, run.host)
+                self.log.info("epoch %s was asked to stop", asked_epoch)
                 if self.deferrable:
-                    self._defer(run_context, run.epoch, until)
-                return self._end_result(store, name, run.epoch, self._watch_until_end(store, name, run.epoch, until))
+                    self._defer(run_context, asked_epoch, until)
+                return self._end_result(
+                    store, name, asked_epoch, self._watch_until_end(store, name, asked_epoch, until)
+                )
 
     def resume(self, context: Context, event: Mapping[str, Any], until: float) -> dict[str, Any]:
         """Continue after the trigger has seen the end or has given up.

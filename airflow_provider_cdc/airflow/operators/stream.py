@@ -26,6 +26,7 @@ from airflow_provider_cdc.airflow.operators.base import (
     map_task_errors,
     task_identity,
     task_label,
+    task_request_number,
 )
 from airflow_provider_cdc.airflow.operators.stream_driver import request_stop, start_stream
 from airflow_provider_cdc.airflow.operators.stream_epoch import (
@@ -147,7 +148,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         self._killed = self._pause_pending = False
         #: Whether this try has not found a stream yet. Only then does it check for changed pipeline settings.
         self._is_first_look = False
-        #: Whether a request to stop from before the task was started has still to be lifted.
+        #: Whether a user's request to stop from before the task was started has still to be lifted.
         self._must_allow_stream = False
         #: The run that this process supervises, for :meth:`on_kill`.
         self._supervised_run: tuple[RunContext, EpochRow, str] | None = None
@@ -157,7 +158,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         with map_task_errors(self.log):
             self._pause_pending = parse_paused(self.paused) is not None
         self._is_first_look = True
-        self._must_allow_stream = self._is_first_try(context)
+        self._must_allow_stream = True
         if (run := context.get("dag_run")) is not None and run.logical_date is None:
             self.log.warning(
                 "this DAG run has no logical date. `airflow tasks test %s` without a date deletes such a run, which "
@@ -231,7 +232,8 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                                 return self._finish(context, run_context, store, result)
                             event = None
                         if self._must_allow_stream:
-                            store.allow_stream(run_context.pipeline.name)
+                            request = f"{task_identity(context)} {task_request_number(context)}"
+                            store.allow_stream(run_context.pipeline.name, request)
                             self._must_allow_stream = False
                         try:
                             epoch, found_running = self._find_or_start(context, run_context, store)
@@ -264,8 +266,7 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         name = run_context.pipeline.name
         self.log.info("%s has asked the stream to stop: it is not started", store.stop_requester(name))
         self._hooks.notify(context, store, run_context.pipeline, self.log)
-        run = store.newest_epoch(name)
-        self.task_result = {**summarize(store, name, run.epoch if run else 0), "state": WatchOutcome.STOPPED}
+        self.task_result = {**summarize(store, name, None), "state": WatchOutcome.STOPPED}
         return self.task_result
 
     def _should_defer(self) -> bool:
@@ -393,12 +394,9 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
 
         The trigger of that try also asks the run to stop, but only if the trigger is still alive.
         """
-        return is_superseded_by(run.supervisor or "", task_label(context)) and self._is_first_try(context)
-
-    def _is_first_try(self, context: Context) -> bool:
-        """Return whether this is the first try of the task, or its first since it was cleared."""
         ti = context["ti"]
-        return bool(ti.try_number == ti.max_tries - (self.retries or 0) + 1)  # the SDK's own way to find it
+        after_clear = ti.try_number == ti.max_tries - (self.retries or 0) + 1  # the SDK's own way to find the first try
+        return after_clear and is_superseded_by(run.supervisor or "", task_label(context))
 
     def _take_supervision(self, context: Context, store: StateDatabase, run_context: RunContext, run: EpochRow) -> None:
         """Record that this task supervises a run, unless the task was marked or cleared in the meantime.

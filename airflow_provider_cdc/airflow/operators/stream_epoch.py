@@ -214,9 +214,9 @@ def emit_catch_up_events(
     emit_asset_events(operator, context, pipeline, events)
 
 
-def summarize(store: StateDatabase, pipeline: str, epoch: int) -> dict[str, Any]:
-    """Return the task's result after an epoch, which may have been its last; empty if there is no such epoch."""
-    run = store.epoch_row(pipeline, epoch)
+def summarize(store: StateDatabase, pipeline: str, epoch: int | None) -> dict[str, Any]:
+    """Return the task's result after an epoch; ``None`` for none."""
+    run = store.epoch_row(pipeline, epoch) if epoch is not None else None
     tables = [f"{row.database}.{row.name}" for row in store.table_states(pipeline) if row.state == "suspended"]
     return {
         "epoch": run and run.epoch,

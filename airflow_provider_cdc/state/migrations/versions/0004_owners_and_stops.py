@@ -1,4 +1,4 @@
-"""The try of a task that a driver in a cluster works for, and the user who has asked a stream to stop."""
+"""The try of a task that a driver in a cluster works for, and who stops and starts a stream."""
 
 from __future__ import annotations
 
@@ -20,3 +20,4 @@ def upgrade() -> None:
         batch.add_column(sa.Column("owner", _TEXT, nullable=True))
     with op.batch_alter_table("pipelines") as batch:
         batch.add_column(sa.Column("stop_requested_by", _LONG, nullable=True))
+        batch.add_column(sa.Column("start_request", _LONG, nullable=True))
