@@ -128,8 +128,14 @@ class PlanStore:
         """
         plan = self.load()
         if plan is None:
+            storage, layout = self._resolved.storage, self._resolved.layout
+            if next(iter(storage.list(layout.all_groups_folder)), None) is not None:
+                raise NotReadyError(
+                    f"pipeline {self._pipeline.name} has chunk groups, but no plan at {storage.location(layout.plan)}",
+                    "Restore the plan, or start with a fresh sink.path",
+                )
             raise NotReadyError(
-                f"pipeline {self._pipeline.name} has no snapshot in {self._resolved.storage.location()}",
+                f"pipeline {self._pipeline.name} has no snapshot in {storage.location()}",
                 "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
             )
         return plan

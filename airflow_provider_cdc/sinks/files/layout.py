@@ -97,9 +97,14 @@ class Layout:
         """Return the folder of a table."""
         return self._table_paths.path_of(*table.id)
 
+    @property
+    def all_groups_folder(self) -> str:
+        """The folder of the chunk groups of all generations."""
+        return f"{self.pipeline_folder}/groups"
+
     def groups_folder(self, generation: int) -> str:
         """Return the parent folder of the folders of a snapshot's chunk groups."""
-        return f"{self.pipeline_folder}/groups/{generation}"
+        return f"{self.all_groups_folder}/{generation}"
 
     def group_folder(self, generation: int, group: int) -> str:
         """Return the folder of a chunk group's manifests, with one file per attempt."""
