@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -76,24 +74,12 @@ def open_context(path: str, quiet: bool = False) -> Iterator[RunContext]:
         known_secrets.extend(resolve_connection(conn_id).secrets)
     context = RunContext.for_pipeline(pipeline, find_connection=resolve_connection)
     remove_airflow_variables()  # before any process is started: even the preflight runs Java
-    if context.connect is not None:
-        with suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGTERM, _interrupt_and_end)
     if quiet:
         yield context
         return
     with make_reporter() as shown_reporter:
         context.reporter = shown_reporter
         yield context
-
-
-def _interrupt_and_end(number: int, _: object) -> None:
-    """End this process, but not what the user's shell runs besides; the server would go on with its jobs."""
-    from airflow_provider_cdc.spark.connect import interrupt_sessions
-
-    interrupt_sessions()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 def _load_pipeline(path: str, name: str | None) -> tuple[Pipeline, Callable[[str], ResolvedConnection]]:

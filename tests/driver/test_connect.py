@@ -31,7 +31,6 @@ from airflow_provider_cdc.runtime.run_context import RunContext
 from tests import ROOT
 from tests.support.cli import Cli
 from tests.support.oracle import compare
-from tests.support.processes import wait_for
 from tests.support.rogue import certify
 from tests.support.servers import MySQLServer
 from tests.support.spark_connect import ConnectServerProcess
@@ -335,19 +334,6 @@ def waiting_for_lock(server: MySQLServer) -> bool:
     """Whether a SELECT of the pipeline waits."""
     listed = server.execute("SHOW PROCESSLIST")
     return any(row[1] == "connect_user" and "metadata lock" in str(row[6]) for row in listed)
-
-
-def test_a_command_that_is_killed_ends_on_the_server(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
-    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
-        with cli.opened() as (context, store):
-            context.plans.ensure(store)  # which reads the table
-        cursor.execute("LOCK TABLES t WRITE")
-        with cli.start("snapshot") as command:
-            wait_for("a SELECT", lambda: waiting_for_lock(mysql_server) or command.poll() is not None, 120)
-            command.terminate()
-            _, said = command.communicate(timeout=60)
-        assert command.returncode == -signal.SIGTERM, said
-        wait_for("its end", lambda: not waiting_for_lock(mysql_server), 60)
 
 
 def test_a_task_that_is_killed_ends_on_the_server(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
