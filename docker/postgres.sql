@@ -1,4 +1,4 @@
--- Airflow's own tables and the state database of the pipelines: two databases, each with a user of its own.
+-- Airflow's own tables and the state database of the pipelines: two databases, each with its own user.
 \getenv airflow_password AIRFLOW_DB_PASSWORD
 \getenv bookkeeping_password BOOKKEEPING_DB_PASSWORD
 CREATE USER airflow PASSWORD :'airflow_password';

@@ -40,7 +40,7 @@ def stop(path: str, by: str | None) -> None:
     """Ask the running stream to stop at a transaction boundary."""
     with open_for_request(path, by) as (context, store, name):
         epoch = store.stop_stream(context.pipeline.name, name)
-        not_running = "no stream is running, and none that is starting begins"
+        not_running = "no stream is running, and one that is starting will not begin"
         click.echo(not_running if epoch is None else f"epoch {epoch} was asked to stop")
 
 

@@ -33,7 +33,7 @@ class Pod:
     :param phase: ``Pending``, ``Running``, ``Succeeded``, ``Failed`` or ``Unknown``.
     :param reason: why it waits, or how it ended; empty if that is not known.
     :param is_running: whether the driver's container runs, and is to go on.
-    :param is_blocked: whether it waits for something that mostly does not come without a change.
+    :param is_blocked: whether it waits for something that usually needs a change of settings.
     :param lacks_image: whether that is an image, which a registry may give later.
     :param is_over: whether the driver's container has ended, or is lost.
     :param created_at: when it was created.
@@ -80,7 +80,7 @@ class Pod:
 
 #: Why a container waits for an image: a registry may be away, or limit how much is pulled.
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
-#: Why else a container waits although mostly nothing but a change can help.
+#: Other reasons for which a container waits until something is changed.
 _REFUSED = (
     "CreateContainerConfigError",
     "CreateContainerError",

@@ -1,4 +1,4 @@
-"""The Spark session: how it is started, what it is told, and how it ends."""
+"""The Spark session: its settings, its start and its end."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_a_stop_while_a_stream_is_started(
         if by == "task":
             assert stop.execute(CONTEXT)["epoch"] is None
         else:
-            assert cli.call("stop").out == "no stream is running, and none that is starting begins\n"
+            assert cli.call("stop").out == "no stream is running, and one that is starting will not begin\n"
         with cli.opened() as (_, late), pytest.raises(StreamStoppedError, match="has asked the stream of p to stop"):
             late.begin_epoch("p", 0, "elsewhere", 2, 1.0)
 

@@ -35,7 +35,7 @@ def done(cli: Cli, command: str, *args: str) -> str:
 
 
 def test_where_no_stream_runs(shared: Cli) -> None:
-    assert done(shared, "stop") == "no stream is running, and none that is starting begins"
+    assert done(shared, "stop") == "no stream is running, and one that is starting will not begin"
     assert done(shared, "pause") == "no stream is running"
     assert done(shared, "resume") == "no stream is running, and none is paused"
     said = done(shared, "suspend", "--table", "d.plain", "--by", "ann")

@@ -95,7 +95,7 @@ def test_a_live_database_is_copied_exactly(cli: Cli, mysql_server: MySQLServer, 
     assert found["offset"]["file"].startswith("binlog.")
     assert {t["table"] for t in found["tables"]} <= {f"{foreign}.{t}" for t in TABLES}
     assert "stopped" in cli.call("status").out
-    assert cli.call("stop").out == "no stream is running, and none that is starting begins\n"
+    assert cli.call("stop").out == "no stream is running, and one that is starting will not begin\n"
 
     # A second snapshot reads nothing.
     def refuse(job: SnapshotJob) -> list[dict[str, Any]]:

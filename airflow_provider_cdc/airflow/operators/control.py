@@ -74,7 +74,9 @@ class CdcStopOperator(PipelineOperator):
                 is_lost = run is not None and run.state == "running" and not is_alive
                 if asked_epoch is None or is_lost:
                     last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
-                    self.log.info("no stream of %s is running%s; none that is starting begins", name, last_run_text)
+                    self.log.info(
+                        "no stream of %s is running%s; one that is starting will not begin", name, last_run_text
+                    )
                     return {"epoch": None, "state": None, "end": None}
                 self.log.info("epoch %s was asked to stop", asked_epoch)
                 if self.deferrable:

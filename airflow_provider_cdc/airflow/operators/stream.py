@@ -31,7 +31,6 @@ from airflow_provider_cdc.airflow.operators.base import (
 from airflow_provider_cdc.airflow.operators.stream_driver import request_stop, start_stream
 from airflow_provider_cdc.airflow.operators.stream_epoch import (
     RestartNeeded,
-    StoppedByUser,
     apply_changed_settings,
     count_failure,
     decide_after_epoch,
@@ -43,6 +42,7 @@ from airflow_provider_cdc.airflow.operators.stream_epoch import (
 from airflow_provider_cdc.model.errors import (
     CdcError,
     NotReadyError,
+    StreamStoppedError,
     TerminalError,
     TransientError,
     extract_error,
@@ -237,8 +237,12 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
                             self._must_allow_stream = False
                         try:
                             epoch, found_running = self._find_or_start(context, run_context, store)
-                        except StoppedByUser:
-                            return self._finish_stopped(context, run_context, store)
+                        except StreamStoppedError as error:
+                            self.log.info("%s: it is not started", error.message)
+                            self._hooks.notify(context, store, run_context.pipeline, self.log)
+                            result = summarize(store, run_context.pipeline.name, None)
+                            self.task_result = {**result, "state": WatchOutcome.STOPPED}
+                            return self.task_result
                         if defers:
                             self._defer(context, run_context, epoch, found_running, restarts)
                         verdict = self._watch_epoch(context, run_context, store, epoch)
@@ -261,13 +265,6 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         emit_catch_up_events(self, context, run_context.pipeline, store, result)
         self.task_result = result
         return result
-
-    def _finish_stopped(self, context: Context, run_context: RunContext, store: StateDatabase) -> dict[str, Any]:
-        name = run_context.pipeline.name
-        self.log.info("%s has asked the stream to stop: it is not started", store.stop_requester(name))
-        self._hooks.notify(context, store, run_context.pipeline, self.log)
-        self.task_result = {**summarize(store, name, None), "state": WatchOutcome.STOPPED}
-        return self.task_result
 
     def _should_defer(self) -> bool:
         pod = bool(os.environ.get(_POD_VARIABLE)) and make_run_context(self.pipeline, self.log).cluster is None
@@ -353,14 +350,14 @@ class CdcStreamOperator(OpenLineageMixin, PipelineOperator):
         """Make sure that a stream runs.
 
         :returns: its epoch, and whether it was found running.
-        :raises StoppedByUser: if a user has asked the stream to stop.
+        :raises StreamStoppedError: if a user has asked the stream to stop.
         """
         logged_waiting = False
         while not self._killed:
             run, is_alive = run_context.liveness.check_once(store, run_context.pipeline.name)
             if run is None or is_alive is False:
-                if store.stop_requester(run_context.pipeline.name) is not None:
-                    raise StoppedByUser
+                if (by := store.stop_requester(run_context.pipeline.name)) is not None:
+                    raise StreamStoppedError(f"{by} has asked the stream to stop")
                 new_run = self._start_stream(context, run_context, store)
                 if new_run is not None:
                     return new_run.epoch, False

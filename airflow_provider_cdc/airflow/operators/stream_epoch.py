@@ -94,10 +94,6 @@ def apply_changed_settings(run_context: RunContext, store: StateDatabase, run: E
     return True
 
 
-class StoppedByUser(Exception):
-    """A user has asked the stream to stop while none was running."""
-
-
 class RestartNeeded(Exception):
     """An epoch has ended unexpectedly, and the stream is to be restarted.
 

@@ -68,7 +68,7 @@ class ClusterDriver:
         #: Since when the manager has answered that it does not know the driver.
         self._unknown_since: float | None = None
         self._released = self._is_ended_here = self._is_silent = self._has_other_owner = False
-        #: The try of the task that the driver works for; ``None`` for a process that only looks at it.
+        #: The try of the task that the driver works for; only that try may end it. The launcher sets it.
         self.owner: str | None = None
         #: Why the state database does not answer; empty if it does.
         self._outage = ""
